@@ -1,0 +1,28 @@
+# The commands of the README. `make help` lists them.
+PYTHON := .venv/bin/python
+WORKDIR ?= runs/emoji
+CONFIG ?= configs/emoji.py:clip
+WORKERS ?= 2
+
+.PHONY: help env train test test-slow lint clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+env:  ## create .venv with pinned dependencies (does nothing when it is up to date)
+	@sh launch/environment.sh
+
+train: env  ## train the emoji model (about 4 minutes), evaluate it, write the report; resumes; ARGS=... passes more
+	@JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(PYTHON) -m contrastive.cli train --config=$(CONFIG) --workdir=$(WORKDIR) $(ARGS)
+
+test: env  ## run the test suite; ARGS="-k name" selects
+	@$(PYTHON) -m pytest -n $(WORKERS) $(ARGS)
+
+test-slow: env  ## the full cross products and full-size programs
+	@$(PYTHON) -m pytest -n $(WORKERS) -m slow $(ARGS)
+
+lint: env  ## formatting, lint and types
+	@$(PYTHON) -m ruff format --check . && $(PYTHON) -m ruff check . && $(PYTHON) -m pyright
+
+clean:  ## remove the environment (runs are kept)
+	rm -rf .venv

@@ -1,0 +1,18 @@
+"""Errors that are meant for the person at the terminal."""
+
+
+class UserError(Exception):
+    """Something that the user can put right: the message says what was given, what was expected
+    and what to do. The command line prints it in one sentence, without a traceback."""
+
+
+class ConfigError(UserError):
+    """A key of the configuration is unknown, unused, of the wrong type or contradicts another."""
+
+
+class DataError(UserError):
+    """Data is missing, empty or unreadable."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint is missing, damaged or belongs to another configuration."""

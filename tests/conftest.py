@@ -1,0 +1,18 @@
+"""Eight simulated devices, strict types: promotion of dtypes or ranks in the library is an error."""
+
+import os
+
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+).strip()
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+
+from jaxtyping import install_import_hook
+
+install_import_hook("contrastive", "beartype.beartype")
+
+import jax
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
