@@ -1,0 +1,241 @@
+"""From an ``ml_collections`` recipe and the command line to typed, frozen settings.
+
+Each layer declares what can be set as a frozen dataclass. A recipe (``get_config(arg)`` in
+``configs/``) fills a ``ConfigDict``; :func:`build` checks it against the dataclasses, key by key.
+A key that no dataclass reads is an error that names it and the nearest known one, so there is no
+option without effect.
+"""
+
+import dataclasses
+import difflib
+import importlib.util
+import pathlib
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+from absl import flags
+from ml_collections import ConfigDict, config_dict, config_flags
+
+from contrastive.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def build(cls: type[T], config: Mapping[str, Any], path: str = "config") -> T:
+    """Turns a mapping into the dataclass ``cls``, checking every key and every type.
+
+    Args:
+      cls: A dataclass whose fields have defaults or are given by ``config``. A field may be a
+        nested dataclass, or a union of dataclasses told apart by their ``kind`` field.
+      config: A ``ConfigDict`` or plain mapping.
+      path: How error messages call this mapping.
+
+    Raises:
+      ConfigError: A key is unknown to ``cls``, missing, or has a value of another type.
+    """
+    hints = typing.get_type_hints(cls)
+    known = [field.name for field in dataclasses.fields(cls) if field.init]  # pyright: ignore[reportArgumentType]
+    for key in config:
+        if key not in known:
+            raise ConfigError(f"{path}.{key} is not a known key{nearest(key, known)}.")
+    values = {
+        key: _convert(hints[key], config[key], f"{path}.{key}") for key in known if key in config
+    }
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise ConfigError(f"{path} is incomplete: {error}.") from error
+
+
+def nearest(key: str, known: Iterable[str]) -> str:
+    """``"; did you mean 'x'?"``, or the list of known keys where none is near."""
+    known = list(known)
+    close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; known here are {', '.join(sorted(known))}"
+
+
+def _convert(hint: Any, value: Any, path: str) -> Any:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return _convert_union(arguments, value, path)
+    if origin is Literal:
+        if value not in arguments:
+            raise ConfigError(
+                f"{path} = {value!r} is not one of {', '.join(map(repr, arguments))}"
+                f"{nearest(str(value), map(str, arguments))}."
+            )
+        return value
+    if origin is tuple:
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise ConfigError(f"{path} = {value!r} has to be a tuple.")
+        inner = arguments[0] if arguments[-1] is Ellipsis else None
+        if inner is None and len(value) != len(arguments):
+            raise ConfigError(f"{path} = {value!r} has to have {len(arguments)} entries.")
+        hints = [inner or arguments[i] for i in range(len(value))]
+        return tuple(
+            _convert(h, v, f"{path}[{i}]") for i, (h, v) in enumerate(zip(hints, value, strict=True))
+        )
+    if dataclasses.is_dataclass(hint):
+        if isinstance(value, hint):
+            return value
+        if not isinstance(value, Mapping | ConfigDict):
+            raise ConfigError(f"{path} = {value!r} has to be a group of keys.")
+        return build(typing.cast(type, hint), typing.cast(Mapping, value), path)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, bool) and hint is not bool or not isinstance(value, hint):
+        raise ConfigError(
+            f"{path} = {value!r} is a {type(value).__name__}; {hint.__name__} is expected."
+        )
+    return value
+
+
+def _convert_union(choices: tuple[Any, ...], value: Any, path: str) -> Any:
+    if value is None and type(None) in choices:
+        return None
+    choices = tuple(choice for choice in choices if choice is not type(None))
+    if not all(dataclasses.is_dataclass(choice) for choice in choices):
+        if len(choices) == 1:
+            return _convert(choices[0], value, path)
+        for choice in choices:
+            try:
+                return _convert(choice, value, path)
+            except ConfigError:
+                continue
+        raise ConfigError(f"{path} = {value!r} fits none of {choices}.")
+    if any(isinstance(value, choice) for choice in choices):
+        return value
+    if len(choices) == 1:
+        return _convert(choices[0], value, path)
+    kinds = {choice.kind: choice for choice in choices}
+    kind = value.get("kind") if isinstance(value, Mapping | ConfigDict) else value
+    if kind not in kinds:
+        raise ConfigError(
+            f"{path}.kind = {kind!r} is not one of {', '.join(map(repr, kinds))}"
+            f"{nearest(str(kind), kinds)}."
+        )
+    return build(kinds[kind], typing.cast(Mapping, value), path)
+
+
+def to_dict(settings: Any) -> dict[str, Any]:
+    """The settings as plain nested dicts and lists, ready for JSON."""
+
+    def plain(value: Any) -> Any:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        if isinstance(value, tuple | list):
+            return [plain(v) for v in value]
+        return value
+
+    return plain(settings)
+
+
+def to_config_dict(settings: Any) -> ConfigDict:
+    """The settings as a ``ConfigDict`` whose ``None`` entries know their type."""
+    hints = typing.get_type_hints(type(settings))
+    result = ConfigDict()
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if dataclasses.is_dataclass(value):
+            result[field.name] = to_config_dict(value)
+        elif value is None:
+            choices = [c for c in get_args(hints[field.name]) if isinstance(c, type)]
+            basic = next((c for c in choices if c in (int, float, str, bool)), None)
+            result[field.name] = config_dict.placeholder(basic) if basic else None
+        else:
+            result[field.name] = value
+    return result
+
+
+def load_file(spec: str) -> ConfigDict:
+    """Runs ``get_config`` of a recipe file.
+
+    Args:
+      spec: ``FILE.py`` or ``FILE.py:ARGUMENT``; the argument goes to ``get_config``.
+
+    Raises:
+      ConfigError: There is no such file, it has no ``get_config``, or it refuses the argument.
+    """
+    name, _, argument = spec.partition(":")
+    file = pathlib.Path(name)
+    if not file.is_file():
+        raise ConfigError(
+            f"--config={spec}: there is no file {name!r}. Give a recipe such as "
+            "--config=configs/emoji.py:clip."
+        )
+    module_spec = importlib.util.spec_from_file_location(f"_recipe_{file.stem}", file)
+    if module_spec is None or module_spec.loader is None:
+        raise ConfigError(f"--config={spec}: {name!r} is not a Python file.")
+    module = importlib.util.module_from_spec(module_spec)
+    try:
+        module_spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise ConfigError(f"--config={spec}: line {error.lineno} is not Python: {error}.") from error
+    if not hasattr(module, "get_config"):
+        raise ConfigError(f"--config={spec}: {name!r} does not define get_config(arg).")
+    return module.get_config(argument) if argument else module.get_config()
+
+
+def resolve(cls: type[T], config: ConfigDict, overrides: Sequence[str]) -> T:
+    """The recipe with every default filled in and the command line's overrides applied.
+
+    Args:
+      cls: The root dataclass.
+      config: What the recipe returned.
+      overrides: Arguments of the form ``--config.a.b=value``. Changing a ``kind`` starts that group
+        from the defaults of the new kind.
+
+    Raises:
+      ConfigError: A key is unknown or a value cannot be read as the key's type.
+    """
+    kinds = [o for o in overrides if o.partition("=")[0].endswith(".kind")]
+    for override in kinds:
+        config = _switch_kind(cls, config, override)
+    full = to_config_dict(build(cls, config))
+    rest = [o for o in overrides if o not in kinds]
+    for override in rest:
+        _check_path(full, override)
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_dict("config", full, flag_values=values)
+    try:
+        values(["contrastive", *rest])
+    except (flags.Error, ValueError, TypeError) as error:
+        raise ConfigError(f"{' '.join(rest)}: {error}") from error
+    return build(cls, values["config"].value)
+
+
+def _split_override(override: str) -> tuple[list[str], str]:
+    name, equals, value = override.removeprefix("--").partition("=")
+    if not equals or not value:
+        raise ConfigError(f"{override} has no value; write --{name}=VALUE.")
+    return name.split(".")[1:], value
+
+
+def _switch_kind(cls: type, config: ConfigDict, override: str) -> ConfigDict:
+    keys, kind = _split_override(override)
+    full = to_config_dict(build(cls, config))
+    _check_path(full, override)
+    config = ConfigDict(config.to_dict())
+    group = config
+    for key in keys[:-2]:
+        group = group.setdefault(key, ConfigDict())
+    if group.get(keys[-2], ConfigDict()).get("kind") != kind:
+        group[keys[-2]] = ConfigDict({"kind": kind})
+    return config
+
+
+def _check_path(config: ConfigDict, override: str) -> None:
+    keys, _ = _split_override(override)
+    group, path = config, "config"
+    for key in keys:
+        if not isinstance(group, ConfigDict):
+            raise ConfigError(f"--config.{'.'.join(keys)}: {path} is a value, not a group of keys.")
+        if key not in group:
+            raise ConfigError(f"{path}.{key} is not a known key{nearest(key, group.keys())}.")
+        group, path = group[key], f"{path}.{key}"
+    if isinstance(group, ConfigDict):
+        raise ConfigError(f"{path} is a group of keys; set one of {', '.join(group.keys())}.")
