@@ -6,6 +6,8 @@ A key that no dataclass reads is an error that names it and the nearest known on
 option without effect.
 """
 
+import ast
+import copy
 import dataclasses
 import difflib
 import importlib.util
@@ -13,17 +15,17 @@ import pathlib
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
 
-from absl import flags
-from ml_collections import ConfigDict, config_dict, config_flags
+from ml_collections import ConfigDict
 
 from contrastive.errors import ConfigError
 
 T = TypeVar("T")
+Group: TypeAlias = Mapping[str, Any] | ConfigDict
 
 
-def build(cls: type[T], config: Mapping[str, Any], path: str = "config") -> T:
+def build(cls: type[T], config: Group, path: str = "config") -> T:
     """Turns a mapping into the dataclass ``cls``, checking every key and every type.
 
     Args:
@@ -77,17 +79,18 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
             raise ConfigError(f"{path} = {value!r} has to have {len(arguments)} entries.")
         hints = [inner or arguments[i] for i in range(len(value))]
         return tuple(
-            _convert(h, v, f"{path}[{i}]") for i, (h, v) in enumerate(zip(hints, value, strict=True))
+            _convert(h, v, f"{path}[{i}]")
+            for i, (h, v) in enumerate(zip(hints, value, strict=True))
         )
-    if dataclasses.is_dataclass(hint):
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         if isinstance(value, hint):
             return value
-        if not isinstance(value, Mapping | ConfigDict):
+        if not isinstance(value, (Mapping, ConfigDict)):
             raise ConfigError(f"{path} = {value!r} has to be a group of keys.")
-        return build(typing.cast(type, hint), typing.cast(Mapping, value), path)
+        return build(hint, typing.cast(Group, value), path)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if isinstance(value, bool) and hint is not bool or not isinstance(value, hint):
+    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise ConfigError(
             f"{path} = {value!r} is a {type(value).__name__}; {hint.__name__} is expected."
         )
@@ -112,43 +115,24 @@ def _convert_union(choices: tuple[Any, ...], value: Any, path: str) -> Any:
     if len(choices) == 1:
         return _convert(choices[0], value, path)
     kinds = {choice.kind: choice for choice in choices}
-    kind = value.get("kind") if isinstance(value, Mapping | ConfigDict) else value
+    kind = value.get("kind") if isinstance(value, (Mapping, ConfigDict)) else value
     if kind not in kinds:
         raise ConfigError(
             f"{path}.kind = {kind!r} is not one of {', '.join(map(repr, kinds))}"
             f"{nearest(str(kind), kinds)}."
         )
-    return build(kinds[kind], typing.cast(Mapping, value), path)
+    return build(kinds[kind], typing.cast(Group, value), path)
 
 
 def to_dict(settings: Any) -> dict[str, Any]:
-    """The settings as plain nested dicts and lists, ready for JSON."""
+    """The settings as plain nested dicts, ready for JSON."""
 
     def plain(value: Any) -> Any:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        if isinstance(value, tuple | list):
-            return [plain(v) for v in value]
         return value
 
     return plain(settings)
-
-
-def to_config_dict(settings: Any) -> ConfigDict:
-    """The settings as a ``ConfigDict`` whose ``None`` entries know their type."""
-    hints = typing.get_type_hints(type(settings))
-    result = ConfigDict()
-    for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
-        if dataclasses.is_dataclass(value):
-            result[field.name] = to_config_dict(value)
-        elif value is None:
-            choices = [c for c in get_args(hints[field.name]) if isinstance(c, type)]
-            basic = next((c for c in choices if c in (int, float, str, bool)), None)
-            result[field.name] = config_dict.placeholder(basic) if basic else None
-        else:
-            result[field.name] = value
-    return result
 
 
 def load_file(spec: str) -> ConfigDict:
@@ -174,13 +158,15 @@ def load_file(spec: str) -> ConfigDict:
     try:
         module_spec.loader.exec_module(module)
     except SyntaxError as error:
-        raise ConfigError(f"--config={spec}: line {error.lineno} is not Python: {error}.") from error
+        raise ConfigError(
+            f"--config={spec}: line {error.lineno} is not Python: {error}."
+        ) from error
     if not hasattr(module, "get_config"):
         raise ConfigError(f"--config={spec}: {name!r} does not define get_config(arg).")
     return module.get_config(argument) if argument else module.get_config()
 
 
-def resolve(cls: type[T], config: ConfigDict, overrides: Sequence[str]) -> T:
+def resolve(cls: type[T], config: Group, overrides: Sequence[str]) -> T:
     """The recipe with every default filled in and the command line's overrides applied.
 
     Args:
@@ -195,17 +181,25 @@ def resolve(cls: type[T], config: ConfigDict, overrides: Sequence[str]) -> T:
     kinds = [o for o in overrides if o.partition("=")[0].endswith(".kind")]
     for override in kinds:
         config = _switch_kind(cls, config, override)
-    full = to_config_dict(build(cls, config))
-    rest = [o for o in overrides if o not in kinds]
-    for override in rest:
-        _check_path(full, override)
-    values = flags.FlagValues()
-    config_flags.DEFINE_config_dict("config", full, flag_values=values)
+    full = to_dict(build(cls, config))
+    for override in (o for o in overrides if o not in kinds):
+        keys, text = _split_override(override)
+        group = _group_of(full, keys)
+        group[keys[-1]] = _read_value(text, is_text=isinstance(group[keys[-1]], str))
+    return build(cls, full)
+
+
+def _read_value(text: str, *, is_text: bool) -> Any:
+    """A Python literal, ``true``/``false``/``none`` in any case, or the text itself."""
+    constants = {"true": True, "false": False, "none": None}
+    if text.lower() in constants:
+        return constants[text.lower()]
+    if is_text:
+        return text
     try:
-        values(["contrastive", *rest])
-    except (flags.Error, ValueError, TypeError) as error:
-        raise ConfigError(f"{' '.join(rest)}: {error}") from error
-    return build(cls, values["config"].value)
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text
 
 
 def _split_override(override: str) -> tuple[list[str], str]:
@@ -215,27 +209,32 @@ def _split_override(override: str) -> tuple[list[str], str]:
     return name.split(".")[1:], value
 
 
-def _switch_kind(cls: type, config: ConfigDict, override: str) -> ConfigDict:
+def _switch_kind(cls: type, config: Group, override: str) -> Group:
+    """The recipe with one group started anew, unless it is of that kind already."""
     keys, kind = _split_override(override)
-    full = to_config_dict(build(cls, config))
-    _check_path(full, override)
-    config = ConfigDict(config.to_dict())
-    group = config
+    _group_of(to_dict(build(cls, config)), keys)
+    result = config.to_dict() if isinstance(config, ConfigDict) else copy.deepcopy(dict(config))
+    group = result
     for key in keys[:-2]:
-        group = group.setdefault(key, ConfigDict())
-    if group.get(keys[-2], ConfigDict()).get("kind") != kind:
-        group[keys[-2]] = ConfigDict({"kind": kind})
-    return config
+        group = group.setdefault(key, {})
+    if group.get(keys[-2], {}).get("kind") != kind:
+        group[keys[-2]] = {"kind": kind}
+    return result
 
 
-def _check_path(config: ConfigDict, override: str) -> None:
-    keys, _ = _split_override(override)
-    group, path = config, "config"
-    for key in keys:
-        if not isinstance(group, ConfigDict):
-            raise ConfigError(f"--config.{'.'.join(keys)}: {path} is a value, not a group of keys.")
+def _group_of(config: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """The group that holds the value that ``keys`` lead to."""
+    group: Any = config
+    for i, key in enumerate(keys):
+        path = ".".join(["config", *keys[:i]])
+        if not isinstance(group, dict):
+            raise ConfigError(f"config.{'.'.join(keys)}: {path} is a value, not a group of keys.")
         if key not in group:
-            raise ConfigError(f"{path}.{key} is not a known key{nearest(key, group.keys())}.")
-        group, path = group[key], f"{path}.{key}"
-    if isinstance(group, ConfigDict):
-        raise ConfigError(f"{path} is a group of keys; set one of {', '.join(group.keys())}.")
+            raise ConfigError(f"{path}.{key} is not a known key{nearest(key, group)}.")
+        if i == len(keys) - 1:
+            break
+        group = group[key]
+    if isinstance(group[keys[-1]], dict):
+        inner = ", ".join(group[keys[-1]])
+        raise ConfigError(f"config.{'.'.join(keys)} is a group of keys; set one of {inner}.")
+    return group

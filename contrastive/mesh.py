@@ -7,12 +7,14 @@ and a missing decision is an error when the step is traced, not silent replicati
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any, TypeAlias
 
-import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from contrastive.errors import ConfigError
+
+Devices: TypeAlias = Sequence[Any]  # of jax.Device, a name that exists at run time only
 
 # The batch is cut over these; the order is the order of the axes in the mesh.
 BATCH_AXES = ("data", "fsdp")
@@ -34,7 +36,7 @@ class MeshConfig:
             )
 
 
-def make_mesh(config: MeshConfig, devices: Sequence[jax.Device]) -> Mesh:
+def make_mesh(config: MeshConfig, devices: Devices) -> Mesh:
     """A mesh with Explicit axes over ``devices``.
 
     Raises:
@@ -45,8 +47,8 @@ def make_mesh(config: MeshConfig, devices: Sequence[jax.Device]) -> Mesh:
     shape = [len(devices) // fixed if size == -1 else size for size in sizes.values()]
     if math.prod(shape) != len(devices):
         raise ConfigError(
-            f"config.mesh = {sizes} does not fit {len(devices)} devices; the sizes have to multiply "
-            f"to {len(devices)}, or one of them has to be -1."
+            f"config.mesh = {sizes} does not fit {len(devices)} devices; the sizes have to "
+            f"multiply to {len(devices)}, or one of them has to be -1."
         )
     return Mesh(
         np.array(devices).reshape(shape), tuple(sizes), axis_types=(AxisType.Explicit,) * len(shape)

@@ -1,0 +1,162 @@
+"""``contrastive COMMAND``: the command line. User errors are one sentence and exit status 2."""
+
+import argparse
+import difflib
+import errno
+import logging
+import os
+import pathlib
+import sys
+import warnings
+from collections.abc import Sequence
+
+from contrastive.errors import ConfigError, UserError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command and returns its exit status."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    parser = make_parser()
+    options, rest = parser.parse_known_args(arguments)
+    debug = os.environ.get("CONTRASTIVE_DEBUG")
+    try:
+        options.overrides = _overrides(parser, options, rest)
+        _calm()
+        return options.run(options)
+    except UserError as error:
+        if debug:
+            raise
+        return _fail(options.command, str(error))
+    except OSError as error:
+        if debug or error.errno not in (
+            errno.ENOSPC,
+            errno.EACCES,
+            errno.EROFS,
+            errno.EDQUOT,
+            errno.EFBIG,
+        ):
+            raise
+        return _fail(options.command, f"{error.strerror}: {error.filename or 'while writing'}.")
+    except KeyboardInterrupt:
+        return _fail(options.command, "interrupted.", status=130)
+
+
+def _fail(command: str, message: str, status: int = 2) -> int:
+    print(f"contrastive {command}: {message}", file=sys.stderr)
+    return status
+
+
+def _calm() -> None:
+    """Libraries' progress notes and deprecations are not for the person who trains."""
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+
+
+def _overrides(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, rest: list[str]
+) -> list[str]:
+    for argument in rest:
+        if not argument.startswith("--config.") or not hasattr(options, "config"):
+            known = [
+                o
+                for a in parser.command_parsers[options.command]._actions
+                for o in a.option_strings
+            ]
+            name = argument.partition("=")[0]
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
+            raise ConfigError(f"{argument} is not an option of this command{hint}.")
+    return rest
+
+
+class _Parser(argparse.ArgumentParser):
+    command_parsers: dict[str, argparse.ArgumentParser]
+
+
+def make_parser() -> _Parser:
+    """All commands and their options."""
+    parser = _Parser(prog="contrastive", description="Pretrain embedding models on pairs.")
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", parser_class=argparse.ArgumentParser
+    )
+    parser.command_parsers = commands.choices  # pyright: ignore[reportAttributeAccessIssue]
+
+    train = commands.add_parser(
+        "train", help="train a model, evaluate it, write its report", allow_abbrev=False
+    )
+    train.add_argument(
+        "--config",
+        required=True,
+        help="a recipe, FILE.py or FILE.py:ARGUMENT; --config.KEY=VALUE changes a key",
+    )
+    train.add_argument(
+        "--workdir",
+        required=True,
+        type=pathlib.Path,
+        help="the run's folder; a run in it is resumed",
+    )
+    train.add_argument(
+        "--new",
+        action="store_true",
+        help="start anew; an earlier run in --workdir is kept beside it",
+    )
+    train.set_defaults(run=_train)
+
+    evaluate = commands.add_parser(
+        "evaluate", help="evaluate a trained model again", allow_abbrev=False
+    )
+    _add_workdir(evaluate)
+    evaluate.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of a table"
+    )
+    evaluate.set_defaults(run=_evaluate)
+
+    report = commands.add_parser(
+        "report", help="write the report page of a run again", allow_abbrev=False
+    )
+    _add_workdir(report)
+    report.set_defaults(run=_report)
+
+    search = commands.add_parser("search", help="find pictures by words", allow_abbrev=False)
+    _add_workdir(search)
+    search.add_argument("query", nargs="+", help="what to look for")
+    search.add_argument(
+        "--images",
+        type=pathlib.Path,
+        help="a folder of pictures (default: the pictures of the data set)",
+    )
+    search.add_argument("--top", type=int, default=10, help="how many to show")
+    search.set_defaults(run=_search)
+
+    embed = commands.add_parser(
+        "embed",
+        help="write the embeddings of a folder of images or a text file",
+        allow_abbrev=False,
+    )
+    _add_workdir(embed)
+    embed.add_argument(
+        "input", type=pathlib.Path, help="a folder of images, or a text file with one text a line"
+    )
+    embed.add_argument("--output", type=pathlib.Path, required=True, help="the .npz file to write")
+    embed.set_defaults(run=_embed)
+    return parser
+
+
+def _add_workdir(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--workdir", required=True, type=pathlib.Path, help="the folder of a trained run"
+    )
+
+
+def _train(options: argparse.Namespace) -> int:
+    import jax
+
+    from contrastive.commands.train import train
+    from contrastive.recipe import load_recipe
+
+    recipe = load_recipe(options.config, options.overrides)
+    return train(recipe, options.workdir, new=options.new, devices=jax.devices())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""One module a command: each puts the rooms below together for one purpose."""

@@ -1,0 +1,137 @@
+"""Objectives: from a model and a batch to a loss and the numbers that people watch.
+
+An objective runs the towers, brings their rows to unit length, reads the scale from the model and
+calls a loss by the name in the config. It is a pure function of (model, batch, key).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from contrastive import losses
+from contrastive.errors import ConfigError
+from contrastive.geometry import normalize
+from contrastive.logits import LogitPartition, RowStatistics
+from contrastive.temperature import initial_bias, initial_log_scale
+from contrastive.towers import TwoTower
+
+Batch = dict[str, jax.Array]
+Objective = Callable[[TwoTower, Batch, jax.Array], tuple[Array, dict[str, Array]]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """Which loss, how its scale starts and is limited, and how the logit matrix is cut."""
+
+    name: Literal["clip", "siglip", "info_nce"] = "clip"
+    scale_init: float | None = None  # exp(log_scale) at step 0; None: 1/0.07, or 10 for siglip
+    max_scale: float | None = None  # limit of the scale; None: 100, or no limit for siglip
+    bias_init: float | Literal["batch_size"] | None = None  # siglip only; None: -10
+    mask_duplicates: bool = True  # pairs with equal content ids are not each other's negatives
+    exchange: Literal["dense", "gather", "ring"] | None = None  # None: read from the inputs
+    block_rows: int | None = None  # rows of a tile of the logit matrix; None: chosen
+    block_cols: int | None = None  # columns of a tile; None: chosen
+
+    def __post_init__(self) -> None:
+        if self.bias_init is not None and self.name != "siglip":
+            raise ConfigError(
+                "config.loss.bias_init is used by 'siglip' only; config.loss.name is "
+                f"{self.name!r}."
+            )
+        if self.exchange in (None, "dense") and (self.block_rows or self.block_cols):
+            raise ConfigError(
+                "config.loss.block_rows and block_cols cut the logits of exchange = 'gather' or "
+                f"'ring'; config.loss.exchange is {self.exchange!r}."
+            )
+        for name in ("scale_init", "max_scale", "block_rows", "block_cols"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"config.loss.{name} = {value} has to be positive.")
+
+
+def scale_limit(config: LossConfig) -> float | None:
+    """The largest scale: what the config says, else CLIP's 100 for softmax, none for sigmoid."""
+    if config.max_scale is not None:
+        return config.max_scale
+    return None if config.name == "siglip" else 100.0
+
+
+def start_values(config: LossConfig, batch_size: int) -> tuple[float, float | None]:
+    """Log-scale and bias at step 0; the bias is None for softmax losses."""
+    family = "sigmoid" if config.name == "siglip" else "softmax"
+    log_scale = initial_log_scale(family if config.scale_init is None else config.scale_init)
+    if config.name != "siglip":
+        return log_scale, None
+    return log_scale, initial_bias(
+        "sigmoid" if config.bias_init is None else config.bias_init, batch_size
+    )
+
+
+def make_partition(config: LossConfig, mesh: jax.sharding.Mesh) -> LogitPartition | None:
+    """How the logits are cut; None lets the loss read it from the inputs' types."""
+    if config.exchange is None:
+        return None
+    axes = tuple(name for name in mesh.axis_names if mesh.shape[name] > 1)
+    return LogitPartition(
+        mesh=mesh if axes else None,
+        axes=axes or None,
+        exchange=config.exchange,
+        block_rows=config.block_rows,
+        block_cols=config.block_cols,
+    )
+
+
+def make_objective(config: LossConfig, partition: LogitPartition | None = None) -> Objective:
+    """The objective that the config names."""
+
+    def objective(
+        model: TwoTower, batch: Batch, key: jax.Array
+    ) -> tuple[Float[Array, ""], dict[str, Array]]:
+        image_key, text_key = jax.random.split(key)
+        images = normalize(model.encode_image(batch["image"], deterministic=False, key=image_key))
+        texts = normalize(model.encode_text(batch["text"], deterministic=False, key=text_key))
+        scale = jnp.exp(model.log_scale[...])
+        ids = batch["id"] if config.mask_duplicates else None
+        common: dict[str, Any] = {"partition": partition, "return_statistics": True}
+        metrics = {"scale": scale, "temperature": 1 / scale}
+        if config.name == "siglip":
+            assert model.bias is not None
+            bias = model.bias[...]
+            loss, stats = losses.sigmoid_loss(images, texts, scale, bias, ids=ids, **common)
+            metrics["bias"] = bias
+        elif config.name == "clip":
+            bias = jnp.zeros(())
+            loss, stats = losses.clip_loss(images, texts, scale, ids=ids, **common)
+        else:
+            bias = jnp.zeros(())
+            loss, stats = losses.info_nce(images, texts, scale, key_ids=ids, **common)
+        return loss, metrics | _watch(stats, scale, bias)
+
+    return objective
+
+
+def _watch(stats: RowStatistics, scale: Array, bias: Array) -> dict[str, Array]:
+    """Accuracy in the batch (both ways where both are known) and cosines."""
+    cosine = functools.partial(_cosine, scale=scale, bias=bias)
+    assert stats.positive is not None
+    positive = cosine(stats.positive)
+    metrics = {
+        "accuracy/image_to_text": stats.accuracy(),
+        "positive_cosine/mean": positive.mean(),
+        "positive_cosine/min": positive.min(),
+        "positive_cosine/max": positive.max(),
+        "negative_cosine/mean": cosine(stats.sum.sum() / jnp.maximum(stats.count.sum(), 1.0)),
+        "negative_cosine/max": cosine(stats.max.max()),
+    }
+    if stats.columns is not None:
+        metrics["accuracy/text_to_image"] = stats.columns.accuracy()
+    return metrics
+
+
+def _cosine(logits: Array, *, scale: Array, bias: Array) -> Array:
+    return (logits - bias) / scale

@@ -1,0 +1,122 @@
+"""The root of the settings: one recipe describes one run, from the data to the report."""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from contrastive import config as config_lib
+from contrastive.data.pipeline import DataConfig
+from contrastive.errors import ConfigError, UserError
+from contrastive.evaluation.suite import EvaluationConfig
+from contrastive.mesh import MeshConfig
+from contrastive.objectives import LossConfig
+from contrastive.towers import TwoTowerConfig
+from contrastive.training.checkpoint import CheckpointConfig
+from contrastive.training.logs import LogConfig
+from contrastive.training.optimizer import OptimizerConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything that a run is made from. The resolved form is saved as ``config.json``."""
+
+    name: str  # how pages and tables call the run
+    seed: int = 0  # of the initialisation, the order of the data, augmentation and dropout
+    total_steps: int  # optimizer updates; the schedule ends here
+    stop_at: int | None = None  # stop (with a checkpoint) after this step; the schedule is unmoved
+    batch_size: int = 256  # pairs a step, over all devices
+    data: DataConfig = dataclasses.field(default_factory=DataConfig)
+    model: TwoTowerConfig = dataclasses.field(default_factory=TwoTowerConfig)
+    loss: LossConfig = dataclasses.field(default_factory=LossConfig)
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    average_decay: float | None = None  # moving average of the parameters, used by evaluation
+    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+    checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+    eval: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
+    log: LogConfig = dataclasses.field(default_factory=LogConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("total_steps", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"config.{name} = {getattr(self, name)} has to be at least 1.")
+        if self.seed < 0:
+            raise ConfigError(f"config.seed = {self.seed} cannot be negative.")
+        if self.stop_at is not None and not 0 < self.stop_at <= self.total_steps:
+            raise ConfigError(
+                f"config.stop_at = {self.stop_at} has to lie between 1 and config.total_steps = "
+                f"{self.total_steps}."
+            )
+        if self.average_decay is not None and not 0 < self.average_decay < 1:
+            raise ConfigError("config.average_decay has to lie between 0 and 1, or be None.")
+
+
+# What may differ when a run is resumed: cadences, logging and where it runs.
+RESUMABLE = (
+    "name",
+    "stop_at",
+    "mesh",
+    "checkpoint",
+    "eval",
+    "log",
+    "data.cache",
+    "data.threads",
+    "data.prefetch",
+)
+
+
+def load_recipe(spec: str, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of ``FILE.py:ARGUMENT`` with ``--config.key=value`` overrides applied."""
+    return config_lib.resolve(Recipe, config_lib.load_file(spec), overrides)
+
+
+def read_recipe(workdir: pathlib.Path | str) -> Recipe:
+    """The resolved recipe of a run.
+
+    Raises:
+      UserError: ``workdir`` is not the folder of a run, or its ``config.json`` is damaged.
+    """
+    file = pathlib.Path(workdir) / "config.json"
+    if not file.is_file():
+        raise UserError(f"{workdir} is not the folder of a run: there is no {file}.")
+    try:
+        return config_lib.build(Recipe, json.loads(file.read_text()))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{file} is damaged: {error}.") from error
+
+
+def write_recipe(workdir: pathlib.Path, recipe: Recipe) -> None:
+    """Saves the resolved recipe as ``config.json``."""
+    text = json.dumps(config_lib.to_dict(recipe), indent=2) + "\n"
+    temporary = workdir / ".config.json.new"
+    temporary.write_text(text)
+    temporary.replace(workdir / "config.json")
+
+
+def check_resumable(old: Recipe, new: Recipe, workdir: pathlib.Path | str) -> None:
+    """Raises :class:`ConfigError` if the runs differ in something that changes the result."""
+    before, after = _flatten(config_lib.to_dict(old)), _flatten(config_lib.to_dict(new))
+    changed = [
+        key
+        for key in sorted({*before, *after})
+        if before.get(key) != after.get(key)
+        and not any(key == free or key.startswith(f"{free}.") for free in RESUMABLE)
+    ]
+    if changed:
+        listed = "; ".join(f"{k} was {before.get(k)!r}, now {after.get(k)!r}" for k in changed[:5])
+        more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+        raise ConfigError(
+            f"{workdir} holds a run of another configuration ({listed}{more}). Choose another "
+            "--workdir, or start anew with --new (the old run is kept beside it)."
+        )
+
+
+def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

@@ -1,0 +1,1 @@
+"""Training: state, step, loop, optimizer, checkpoints. Everything below knows nothing of it."""

@@ -1,0 +1,209 @@
+"""Checkpoints with Orbax: state and data position together, written in the background.
+
+A step folder is believed only after it has been read: the newest one that restores is taken, the
+ones that do not are named with the reason. Nothing is ever restarted from zero in silence.
+"""
+
+import dataclasses
+import logging
+import pathlib
+import re
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from contrastive.errors import CheckpointError, ConfigError
+
+Notify = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When checkpoints are written and how many stay."""
+
+    every: int = 200  # steps between checkpoints; 0 = only at the end and when told to stop
+    keep: int = 2  # the newest so many are kept
+
+    def __post_init__(self) -> None:
+        if self.every < 0 or self.keep < 1:
+            raise ConfigError("config.checkpoint: every has to be >= 0 and keep >= 1.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """What a checkpoint holds."""
+
+    step: int
+    state: Any  # the training state, on the mesh of the target
+    position: dict[str, Any]  # of the data loader and of metrics.jsonl; JSON
+
+
+def _quiet() -> None:
+    logging.getLogger("absl").setLevel(logging.ERROR)
+
+
+class Checkpointer:
+    """Writes and reads ``workdir/checkpoints``.
+
+    Args:
+      workdir: The run's folder.
+      config: Cadence and retention.
+      notify: Receives a sentence about every checkpoint that had to be skipped.
+    """
+
+    def __init__(self, workdir: pathlib.Path, config: CheckpointConfig, notify: Notify) -> None:
+        _quiet()
+        self._folder = workdir.resolve() / "checkpoints"
+        self._config = config
+        self._notify = notify
+        self._manager: ocp.CheckpointManager | None = None
+
+    def _open(self) -> ocp.CheckpointManager:
+        if self._manager is None:
+            options = ocp.CheckpointManagerOptions(
+                max_to_keep=self._config.keep, create=True, cleanup_tmp_directories=True
+            )
+            self._manager = ocp.CheckpointManager(self._folder, options=options)
+        return self._manager
+
+    def restore(self, target: Any) -> Restored | None:
+        """The newest checkpoint that can be read, or None where there is none at all.
+
+        Args:
+          target: The state as ``jax.ShapeDtypeStruct`` leaves with shardings.
+
+        Raises:
+          CheckpointError: There are checkpoints and none can be read.
+        """
+        steps = list_steps(self._folder)
+        skipped = []
+        for step in reversed(steps):
+            try:
+                restored = _read(self._folder / str(step), target)
+            except Exception as error:  # any damage: the reason is reported and the next is tried
+                reason = f"checkpoint {step} is damaged ({_first_line(error)})"
+                self._notify(f"Skipping {reason}.")
+                skipped.append(step)
+                continue
+            for bad in skipped:  # out of the way, so that its step can be written again
+                _set_aside(self._folder / str(bad))
+            return Restored(step, restored["state"], restored["position"])
+        if steps:
+            raise CheckpointError(
+                f"none of the checkpoints {steps} in {self._folder} can be read; nothing was "
+                "changed. Move the folder away to start from step 0."
+            )
+        return None
+
+    def save(self, step: int, state: Any, position: dict[str, Any]) -> None:
+        """Starts writing in the background; an error of the write before surfaces here."""
+        manager = self._open()
+        try:
+            manager.check_for_errors()
+            manager.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(state), position=ocp.args.JsonSave(position)
+                ),
+                force=True,
+            )
+        except Exception as error:
+            raise CheckpointError(
+                f"writing checkpoint {step} to {self._folder} failed ({_first_line(error)})."
+            ) from error
+
+    def wait(self) -> None:
+        """Blocks until everything is on disk.
+
+        Raises:
+          CheckpointError: A background write failed.
+        """
+        if self._manager is None:
+            return
+        try:
+            self._manager.wait_until_finished()
+            self._manager.check_for_errors()
+        except Exception as error:
+            raise CheckpointError(
+                f"writing a checkpoint to {self._folder} failed ({_first_line(error)}); the last "
+                f"good one is {self.last_good()}."
+            ) from error
+
+    def last_good(self) -> int | None:
+        """The newest step that was written completely."""
+        steps = list_steps(self._folder)
+        return steps[-1] if steps else None
+
+    def close(self) -> None:
+        """Ends the background threads; does not wait for a failed write to succeed."""
+        if self._manager is not None:
+            manager, self._manager = self._manager, None
+            manager.close()
+
+
+def list_steps(folder: pathlib.Path) -> list[int]:
+    """Step folders in ascending order; unfinished temporary folders are not among them."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(entry.name) for entry in folder.iterdir() if re.fullmatch(r"\d+", entry.name))
+
+
+def read_parameters(workdir: pathlib.Path, target: Any, *, notify: Notify = print) -> Any:
+    """Only the parameters of the newest readable checkpoint, for evaluation and use.
+
+    Args:
+      workdir: A run's folder.
+      target: Parameters as ``jax.ShapeDtypeStruct`` leaves with shardings.
+      notify: Receives a sentence about every checkpoint that had to be skipped.
+
+    Raises:
+      CheckpointError: No checkpoint can be read.
+    """
+    _quiet()
+    folder = pathlib.Path(workdir).resolve() / "checkpoints"
+    for step in reversed(list_steps(folder)):
+        try:
+            return _read_partial(folder / str(step), {"parameters": target})["parameters"]
+        except Exception as error:
+            notify(f"Skipping checkpoint {step}: it is damaged ({_first_line(error)}).")
+    raise CheckpointError(f"there is no readable checkpoint in {folder}.")
+
+
+def _read(path: pathlib.Path, target: Any) -> dict[str, Any]:
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as reader:
+        restored = reader.restore(
+            path,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardRestore(target), position=ocp.args.JsonRestore()
+            ),
+        )
+    return {"state": restored["state"], "position": restored["position"]}
+
+
+def _read_partial(path: pathlib.Path, target: Any) -> Any:
+    restore_args = ocp.checkpoint_utils.construct_restore_args(target)
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        return reader.restore(
+            path / "state",
+            args=ocp.args.PyTreeRestore(target, restore_args=restore_args, partial_restore=True),
+        )
+
+
+def _set_aside(path: pathlib.Path) -> None:
+    target = path.with_name(f"damaged-{path.name}")
+    if target.exists():
+        shutil.rmtree(target)
+    path.rename(target)
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:200].rstrip(".")
+
+
+def abstract(tree: Any) -> Any:
+    """Shapes, dtypes and shardings of the arrays of a tree, as a target for restoring."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)

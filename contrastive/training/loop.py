@@ -1,0 +1,172 @@
+"""The train loop: batches in, updates, numbers out. Evaluation, checkpoints and logs are callables
+that it calls; what it adds is order: nothing is saved before it is known to be finite."""
+
+import collections
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from contrastive.errors import UserError
+from contrastive.training.state import TrainState
+from contrastive.training.step import TrainStep
+
+DEVICE_FIELDS = ("image", "text", "id")
+
+
+class Batches(Protocol):
+    """The loader: host batches in order, and its position among them."""
+
+    def __next__(self) -> dict[str, np.ndarray]: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hooks:
+    """What the loop calls. ``every`` = 0 means only at the end."""
+
+    log: Callable[[int, dict[str, float]], None]
+    log_every: int
+    save: Callable[[int, TrainState, dict[str, Any]], None]
+    save_every: int
+    evaluate: Callable[[int, TrainState], None]
+    evaluate_every: int
+    stop_requested: Callable[[], bool]
+
+
+class NonFiniteLoss(UserError):
+    """The loss or the gradient became NaN or infinite."""
+
+
+def run(
+    step_fn: TrainStep,
+    state: TrainState,
+    batches: Batches,
+    sharding: NamedSharding,
+    schedule: Callable[[Any], Any],
+    hooks: Hooks,
+    *,
+    start: int,
+    stop: int,
+) -> tuple[TrainState, int]:
+    """Trains from step ``start`` to step ``stop`` or until a stop is requested, and saves.
+
+    The step is dispatched asynchronously; while it runs the next batch is fetched, and the numbers
+    of the step before come to the host.
+
+    Returns:
+      The state and the step that it has reached.
+
+    Raises:
+      NonFiniteLoss: Names the step. The last checkpoint is from before it.
+    """
+    meter = _Meter(start, hooks, schedule)
+    step = start
+    position = batches.state()
+    batch = to_device(meter.waiting(batches), sharding) if step < stop else None
+    while step < stop:
+        assert batch is not None
+        position = batches.state()
+        size = batch["text"].shape[0]
+        state, metrics = step_fn(state, batch)
+        step += 1
+        last = step == stop or hooks.stop_requested()
+        batch = None if last else to_device(meter.waiting(batches), sharding)
+        meter.add(step, size, metrics)
+        due = {
+            "save": last or _due(step, hooks.save_every),
+            "evaluate": _due(step, hooks.evaluate_every) and step != stop,
+        }
+        if any(due.values()):
+            meter.flush()
+        if due["evaluate"]:
+            with meter.paused():
+                hooks.evaluate(step, state)
+        if due["save"]:
+            with meter.paused():
+                hooks.save(step, state, position)
+        if last:
+            break
+    return state, step
+
+
+def to_device(batch: dict[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:
+    """This process's rows become its part of the global batch, cut over the mesh."""
+    return {
+        name: jax.make_array_from_process_local_data(sharding, batch[name])
+        for name in DEVICE_FIELDS
+    }
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+class _Meter:
+    """Brings metrics to the host one step late, checks that they are finite, measures time."""
+
+    def __init__(self, start: int, hooks: Hooks, schedule: Callable[[Any], Any]) -> None:
+        self._hooks = hooks
+        self._schedule = schedule
+        self._pending: collections.deque[tuple[int, int, dict[str, jax.Array]]] = (
+            collections.deque()
+        )
+        self._since = time.perf_counter()
+        self._waited = 0.0
+        self._examples = 0
+
+    def waiting(self, batches: Iterator | Batches) -> dict[str, np.ndarray]:
+        begin = time.perf_counter()
+        batch = next(batches)
+        self._waited += time.perf_counter() - begin
+        return batch
+
+    def add(self, step: int, size: int, metrics: dict[str, jax.Array]) -> None:
+        self._pending.append((step, size, metrics))
+        while len(self._pending) > 1:
+            self._report(*self._pending.popleft())
+
+    def flush(self) -> None:
+        while self._pending:
+            self._report(*self._pending.popleft())
+
+    def paused(self) -> Any:
+        return _Pause(self)
+
+    def shift(self, seconds: float) -> None:
+        self._since += seconds
+
+    def _report(self, step: int, size: int, metrics: dict[str, jax.Array]) -> None:
+        host = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        self._examples += size
+        for name in ("loss", "gradient_norm"):
+            if not math.isfinite(host[name]):
+                raise NonFiniteLoss(f"the {name.replace('_', ' ')} is {host[name]} at step {step}")
+        if step % self._hooks.log_every:
+            return
+        now = time.perf_counter()
+        elapsed = max(now - self._since, 1e-9)
+        host["learning_rate"] = float(self._schedule(step - 1))
+        host["examples_per_second"] = self._examples / elapsed
+        host["input_wait_share"] = self._waited / elapsed
+        self._since, self._waited, self._examples = now, 0.0, 0
+        self._hooks.log(step, host)
+
+
+class _Pause:
+    """Time inside does not count as training time."""
+
+    def __init__(self, meter: _Meter) -> None:
+        self._meter = meter
+
+    def __enter__(self) -> None:
+        self._begin = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._meter.shift(time.perf_counter() - self._begin)

@@ -1,0 +1,60 @@
+"""One update: loss, gradient, optimizer, moving average. Pure, jitted, with donated state."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from contrastive.objectives import Objective
+from contrastive.towers import TwoTower
+from contrastive.training.state import TrainState
+
+Metrics = dict[str, jax.Array]
+TrainStep = Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, Metrics]]
+
+
+def make_train_step(
+    graphdef: nnx.GraphDef[TwoTower],
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    *,
+    seed: int,
+    average_decay: float | None,
+) -> TrainStep:
+    """The compiled update ``(state, batch) -> (state, metrics)``; the old state is donated.
+
+    Randomness (dropout) is a function of (seed, step) on global shapes, so it does not depend on
+    the number of devices. The moving average warms up: its decay at step t is
+    ``min(average_decay, (1 + t) / (10 + t))``.
+    """
+
+    def loss_of(parameters: Any, batch: dict[str, jax.Array], key: jax.Array) -> Any:
+        return objective(nnx.merge(graphdef, parameters), batch, key)
+
+    def step(state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, Metrics]:
+        key = jax.random.fold_in(jax.random.key(seed), state.step)
+        (loss, metrics), gradient = jax.value_and_grad(loss_of, has_aux=True)(
+            state.parameters, batch, key
+        )
+        updates, moments = optimizer.update(gradient, state.optimizer, state.parameters)
+        parameters = optax.apply_updates(state.parameters, updates)
+        average = state.average
+        if average_decay is not None:
+            t = state.step.astype(jnp.float32)
+            decay = jnp.minimum(average_decay, (1.0 + t) / (10.0 + t))
+            average = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, average, parameters)
+        metrics = {"loss": loss, **metrics, "gradient_norm": optax.global_norm(gradient)}
+        state = dataclasses.replace(
+            state,
+            step=state.step + 1,
+            parameters=parameters,
+            optimizer=moments,
+            average=average,
+        )
+        return state, metrics
+
+    return jax.jit(step, donate_argnums=0)
