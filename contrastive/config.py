@@ -82,12 +82,13 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
             _convert(h, v, f"{path}[{i}]")
             for i, (h, v) in enumerate(zip(hints, value, strict=True))
         )
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         if isinstance(value, hint):
             return value
         if not isinstance(value, (Mapping, ConfigDict)):
             raise ConfigError(f"{path} = {value!r} has to be a group of keys.")
         return build(hint, typing.cast(Group, value), path)
+    assert isinstance(hint, type)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):

@@ -6,11 +6,13 @@ calls a loss by the name in the config. It is a pure function of (model, batch, 
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jaxtyping import Array, Float
 
 from contrastive import losses
@@ -62,12 +64,12 @@ def scale_limit(config: LossConfig) -> float | None:
 
 
 def start_values(config: LossConfig, batch_size: int) -> tuple[float, float | None]:
-    """Log-scale and bias at step 0; the bias is None for softmax losses."""
+    """Scale and bias at step 0; the bias is None for softmax losses."""
     family = "sigmoid" if config.name == "siglip" else "softmax"
-    log_scale = initial_log_scale(family if config.scale_init is None else config.scale_init)
+    scale = config.scale_init or math.exp(initial_log_scale(family))
     if config.name != "siglip":
-        return log_scale, None
-    return log_scale, initial_bias(
+        return scale, None
+    return scale, initial_bias(
         "sigmoid" if config.bias_init is None else config.bias_init, batch_size
     )
 
@@ -92,9 +94,9 @@ def make_objective(config: LossConfig, partition: LogitPartition | None = None) 
     def objective(
         model: TwoTower, batch: Batch, key: jax.Array
     ) -> tuple[Float[Array, ""], dict[str, Array]]:
-        image_key, text_key = jax.random.split(key)
-        images = normalize(model.encode_image(batch["image"], deterministic=False, key=image_key))
-        texts = normalize(model.encode_text(batch["text"], deterministic=False, key=text_key))
+        rngs = nnx.Rngs(dropout=key)
+        images = normalize(model.encode_image(batch["image"], deterministic=False, rngs=rngs))
+        texts = normalize(model.encode_text(batch["text"], deterministic=False, rngs=rngs))
         scale = jnp.exp(model.log_scale[...])
         ids = batch["id"] if config.mask_duplicates else None
         common: dict[str, Any] = {"partition": partition, "return_statistics": True}
