@@ -7,7 +7,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Mapping
-from typing import Any, TextIO
+from typing import IO, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -33,7 +33,7 @@ class MetricsFile:
 
     def __init__(self, path: pathlib.Path) -> None:
         self._path = path
-        self._file: TextIO = open(path, "a", encoding="utf-8")  # noqa: SIM115
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115  unbuffered: no line is half lost
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Appends a line; it is in the file when this returns.
@@ -45,9 +45,10 @@ class MetricsFile:
             k: v if not isinstance(v, float) or math.isfinite(v) else None
             for k, v in metrics.items()
         }
+        line = (json.dumps({"step": step, **values}) + "\n").encode()
         try:
-            self._file.write(json.dumps({"step": step, **values}) + "\n")
-            self._file.flush()
+            while line:
+                line = line[self._file.write(line) :]
         except OSError as error:
             raise UserError(
                 f"cannot write {self._path} ({error.strerror}); the run stops here."
@@ -59,7 +60,6 @@ class MetricsFile:
 
     def cut(self, offset: int) -> None:
         """Forgets everything after ``offset``: those steps will be done and written again."""
-        self._file.flush()
         if os.path.getsize(self._path) > offset:
             self._file.truncate(offset)
         self._file.seek(0, os.SEEK_END)
@@ -86,10 +86,10 @@ class TensorBoard:
 class Terminal:
     """A live bar on a terminal, a plain line now and then elsewhere."""
 
-    def __init__(self, total_steps: int, *, start: int, stream: TextIO = sys.stdout) -> None:
+    def __init__(self, total_steps: int, *, stream: IO[str] = sys.stdout) -> None:
         self._console = Console(file=stream, highlight=False, soft_wrap=True)
         self._total = total_steps
-        self._last_line = start
+        self._last_line = 0
         self._bar: Progress | None = None
         if self._console.is_terminal:
             self._bar = Progress(
@@ -101,12 +101,18 @@ class Terminal:
                 console=self._console,
                 transient=True,
             )
-            self._task = self._bar.add_task("training", total=total_steps, completed=start, note="")
+            self._task = self._bar.add_task("training", total=total_steps, note="")
             self._bar.start()
 
     def say(self, text: str) -> None:
         """A sentence that stays on the screen."""
         self._console.print(text, markup=False)
+
+    def resume(self, step: int) -> None:
+        """The run goes on after ``step``."""
+        self._last_line = step
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step)
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Shows where the run is."""

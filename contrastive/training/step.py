@@ -40,7 +40,8 @@ def make_train_step(
         (loss, metrics), gradient = jax.value_and_grad(loss_of, has_aux=True)(
             state.parameters, batch, key
         )
-        updates, moments = optimizer.update(gradient, state.optimizer, state.parameters)
+        with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer powers
+            updates, moments = optimizer.update(gradient, state.optimizer, state.parameters)
         parameters = optax.apply_updates(state.parameters, updates)
         average = state.average
         if average_decay is not None:

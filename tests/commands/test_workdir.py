@@ -1,0 +1,34 @@
+"""The run's folder: locked, set aside, refused in one sentence."""
+
+import os
+
+import pytest
+
+from contrastive.commands.workdir import opened, set_aside
+from contrastive.errors import UserError
+
+
+def test_a_second_run_in_the_same_folder_is_refused_with_the_pid(tmp_path):
+    refused = pytest.raises(UserError, match=f"pid {os.getpid()}")
+    with opened(tmp_path / "run"), refused, opened(tmp_path / "run"):
+        pass
+    with opened(tmp_path / "run"):
+        assert (tmp_path / "run").is_dir()
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(UserError, match="choose another --workdir"),
+        opened(tmp_path / "file" / "run"),
+    ):
+        pass
+
+
+def test_an_earlier_run_is_kept_beside(tmp_path):
+    assert set_aside(tmp_path / "run") is None
+    for number in (1, 2):
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "mark").write_text(str(number))
+        assert set_aside(tmp_path / "run") == tmp_path / f"run.old-{number}"
+    assert (tmp_path / "run.old-1" / "mark").read_text() == "1"
