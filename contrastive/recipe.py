@@ -63,6 +63,7 @@ RESUMABLE = (
     "data.cache",
     "data.threads",
     "data.prefetch",
+    "data.memory_mib",
 )
 
 

@@ -5,7 +5,7 @@ import json
 import pathlib
 import signal
 import sys
-from typing import IO, Any
+from typing import Any
 
 import jax
 from flax import nnx
@@ -32,7 +32,7 @@ def train(
     *,
     new: bool,
     devices: mesh_lib.Devices,
-    stream: IO[str] = sys.stdout,
+    stream: Any = sys.stdout,
 ) -> int:
     """Trains, evaluates and writes the report.
 
@@ -94,7 +94,7 @@ class _Run:
         workdir: pathlib.Path,
         mesh: jax.sharding.Mesh,
         devices: mesh_lib.Devices,
-        stream: IO[str],
+        stream: Any,
         signals: _Signals,
     ) -> None:
         self.recipe, self.workdir, self.mesh, self.devices = recipe, workdir, mesh, devices

@@ -7,7 +7,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Mapping
-from typing import IO, Any
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -86,7 +86,7 @@ class TensorBoard:
 class Terminal:
     """A live bar on a terminal, a plain line now and then elsewhere."""
 
-    def __init__(self, total_steps: int, *, stream: IO[str] = sys.stdout) -> None:
+    def __init__(self, total_steps: int, *, stream: Any = sys.stdout) -> None:
         self._console = Console(file=stream, highlight=False, soft_wrap=True)
         self._total = total_steps
         self._last_line = 0

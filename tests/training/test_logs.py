@@ -48,6 +48,7 @@ def test_a_full_disk_is_one_sentence(tmp_path):
             file.write(1, {"note": "x" * 200})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        file.close()
 
 
 def test_without_a_terminal_there_are_at_most_twenty_plain_lines():
