@@ -1,0 +1,192 @@
+"""Random changes to training pictures: geometry one by one, colours over the whole batch at once.
+
+Every field of :class:`AugmentConfig` is a strength; 0 switches it off. With all of them off, a
+training picture has exactly the pixels of evaluation. Random numbers come from the examples' keys
+(:mod:`contrastive.data.draws`), one stream a transform.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float64, UInt8, UInt64
+from PIL import Image
+
+from contrastive.data.draws import uniform
+from contrastive.errors import ConfigError
+
+_LUMA = np.array([0.299, 0.587, 0.114])
+_ROOM = 1.5  # pictures are kept this much larger than the tower's input while geometry is pending
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AugmentConfig:
+    """How far training pictures are changed. 0 = off."""
+
+    zoom: float = 0.2  # size times or divided by up to 1 + zoom
+    stretch: float = 0.1  # width over height times or divided by up to 1 + stretch
+    shift: float = 0.1  # moved by up to this share of the side, each way
+    rotate: float = 10.0  # turned by up to so many degrees, each way
+    flip: float = 0.0  # share of pictures that are mirrored (arrows and letters change meaning)
+    brightness: float = 0.2  # all values times 1 - brightness ... 1 + brightness
+    contrast: float = 0.2  # distance from the mean grey times 1 - contrast ... 1 + contrast
+    saturation: float = 0.3  # distance from grey times 1 - saturation ... 1 + saturation
+    hue: float = 10.0  # colours turned around the grey axis by up to so many degrees
+    grayscale: float = 0.05  # share of pictures that lose their colour
+    blur: float = 0.1  # share of pictures that are blurred (3 x 3, of random weight)
+    cutout: float = 0.0  # a rectangle of up to this share of each side gets the mean colour
+
+    def __post_init__(self) -> None:
+        shares = ("shift", "flip", "brightness", "contrast", "grayscale", "blur", "cutout")
+        limits = {**dict.fromkeys(shares, 1.0), "rotate": 180.0, "hue": 180.0}
+        for field in dataclasses.fields(self):
+            value, limit = getattr(self, field.name), limits.get(field.name, math.inf)
+            if not 0 <= value <= limit:
+                raise ConfigError(
+                    f"config.data.augment.{field.name} = {value} has to lie between 0 and "
+                    f"{limit:g}."
+                )
+
+    @property
+    def geometric(self) -> bool:
+        """Whether pictures are moved at all."""
+        return any((self.zoom, self.stretch, self.shift, self.rotate, self.flip))
+
+    def room(self, image_size: int) -> int:
+        """The side at which pictures wait for their geometry."""
+        return math.ceil(image_size * _ROOM) if self.geometric else image_size
+
+
+def augment(
+    images: Sequence[Image.Image],
+    keys: UInt64[np.ndarray, " batch"],
+    config: AugmentConfig,
+    image_size: int,
+) -> UInt8[np.ndarray, "batch size size 3"]:
+    """Square RGB pictures to a batch of training pixels."""
+    if config.geometric:
+        coefficients = affine_coefficients(keys, config)
+        images = [move(im, c, image_size) for im, c in zip(images, coefficients, strict=True)]
+    data = b"".join([image.tobytes() for image in images])
+    pixels = np.frombuffer(data, np.uint8).reshape(len(images), image_size, image_size, 3).copy()
+    if config.blur:
+        blur(pixels, keys, config.blur)
+    if any((config.brightness, config.contrast, config.saturation, config.hue, config.grayscale)):
+        pixels = jitter_colours(pixels, keys, config)
+    if config.cutout:
+        cut_out(pixels, keys, config.cutout)
+    return pixels
+
+
+def affine_coefficients(
+    keys: UInt64[np.ndarray, " batch"], config: AugmentConfig
+) -> Float64[np.ndarray, "batch 2 3"]:
+    """Random maps from output to input, both in the square from -1/2 to 1/2."""
+    u = 2.0 * uniform(keys, "geometry", 6) - 1.0
+    zoom = (1.0 + config.zoom) ** u[:, 0]
+    stretch = (1.0 + config.stretch) ** (u[:, 1] / 2.0)
+    angle = np.radians(config.rotate) * u[:, 2]
+    mirror = np.where((u[:, 5] + 1.0) / 2.0 < config.flip, -1.0, 1.0)
+    along, across = mirror / (zoom * stretch), stretch / zoom
+    cos, sin = np.cos(angle), np.sin(angle)
+    linear = np.stack([cos * along, sin * across, -sin * along, cos * across], 1).reshape(-1, 2, 2)
+    shift = config.shift * u[:, 3:5, None]
+    return np.concatenate([linear, -linear @ shift], axis=2)
+
+
+def move(image: Image.Image, coefficients: Float64[np.ndarray, "2 3"], size: int) -> Image.Image:
+    """Resamples (bilinear) a square picture under an affine map; white comes in from outside."""
+    side = image.width
+    (a, b, c), (d, e, f) = coefficients.tolist()
+    step, half = side / size, side / 2.0
+    data = (
+        a * step, b * step, c * side + half - (a + b) * half,
+        d * step, e * step, f * side + half - (d + e) * half,
+    )  # fmt: skip
+    return image.transform(
+        (size, size),
+        Image.Transform.AFFINE,
+        data,
+        resample=Image.Resampling.BILINEAR,
+        fillcolor=(255, 255, 255),
+    )
+
+
+def colour_matrices(
+    keys: UInt64[np.ndarray, " batch"], config: AugmentConfig
+) -> Float64[np.ndarray, "batch 3 3"]:
+    """Random saturation, hue, loss of colour and brightness as one matrix an example.
+
+    ``rgb @ matrix`` is the new colour. Saturation and hue leave greys as they are.
+    """
+    u = uniform(keys, "colour", 4)
+    grey = np.broadcast_to(_LUMA[:, None], (3, 3))
+    saturation = 1.0 + config.saturation * (2.0 * u[:, 0] - 1.0)
+    saturation = np.where(u[:, 3] < config.grayscale, 0.0, saturation)[:, None, None]
+    angle = np.radians(config.hue) * (2.0 * u[:, 1] - 1.0)
+    cos, sin = np.cos(angle)[:, None, None], np.sin(angle)[:, None, None]
+    third = np.full((3, 3), 1.0 / 3.0)  # rotation around (1, 1, 1) / sqrt(3), by Rodrigues
+    cross = np.array([[0.0, 1.0, -1.0], [-1.0, 0.0, 1.0], [1.0, -1.0, 0.0]]) / math.sqrt(3.0)
+    turn = cos * np.eye(3) + (1.0 - cos) * third + sin * cross
+    brightness = 1.0 + config.brightness * (2.0 * u[:, 2] - 1.0)
+    return brightness[:, None, None] * (turn @ (saturation * np.eye(3) + (1.0 - saturation) * grey))
+
+
+def jitter_colours(
+    pixels: UInt8[np.ndarray, "batch size size 3"],
+    keys: UInt64[np.ndarray, " batch"],
+    config: AugmentConfig,
+) -> UInt8[np.ndarray, "batch size size 3"]:
+    """Brightness, contrast, saturation, hue, grayscale: one affine map of the colours each."""
+    matrices = colour_matrices(keys, config)
+    contrast = 1.0 + config.contrast * (2.0 * uniform(keys, "contrast", 1) - 1.0)
+    flat = pixels.reshape(len(pixels), -1, 3)
+    mean = flat.mean(axis=1, dtype=np.float32).astype(np.float64)[:, None, :]
+    mean_grey = (mean @ matrices @ _LUMA[:, None])[:, :, 0]
+    offset = ((1.0 - contrast) * mean_grey + 0.5).astype(np.float32)  # + 1/2: truncation rounds
+    out = flat.astype(np.float32) @ (contrast[:, :, None] * matrices).astype(np.float32)
+    out += offset[:, :, None]
+    np.clip(out, 0.0, 255.0, out=out)
+    return out.astype(np.uint8).reshape(pixels.shape)
+
+
+def blur(
+    pixels: UInt8[np.ndarray, "batch size size 3"],
+    keys: UInt64[np.ndarray, " batch"],
+    share: float,
+) -> None:
+    """Blurs a share of the pictures in place with (a, 1 - 2a, a), a up to 1/3, both ways."""
+    u = uniform(keys, "blur", 2)
+    chosen = np.flatnonzero(u[:, 0] < share)
+    if not len(chosen):
+        return
+    weight = (u[chosen, 1] / 3.0).astype(np.float32)[:, None, None, None]
+    values = pixels[chosen].astype(np.float32)
+    for axis in (1, 2):
+        padded = np.concatenate(
+            [np.take(values, [0], axis), values, np.take(values, [-1], axis)], axis
+        )
+        n = values.shape[axis]
+        before, after = (np.take(padded, range(k, k + n), axis) for k in (0, 2))
+        values += weight * (before + after - 2.0 * values)
+    pixels[chosen] = (values + 0.5).astype(np.uint8)
+
+
+def cut_out(
+    pixels: UInt8[np.ndarray, "batch size size 3"],
+    keys: UInt64[np.ndarray, " batch"],
+    largest: float,
+) -> None:
+    """Fills a random rectangle of each picture, in place, with the picture's mean colour.
+
+    DeVries, Taylor: Improved regularization of convolutional neural networks with cutout, 2017.
+    """
+    side = pixels.shape[1]
+    u = uniform(keys, "cutout", 4)
+    extent = (largest * u[:, :2] * side).astype(np.int64)
+    start = (u[:, 2:] * (side - extent + 1)).astype(np.int64)
+    boxes = np.concatenate([start, start + extent], axis=1).tolist()
+    for image, (top, left, bottom, right) in zip(pixels, boxes, strict=True):
+        if bottom > top and right > left:
+            image[top:bottom, left:right] = image.mean(axis=(0, 1))

@@ -1,0 +1,192 @@
+"""Your own pairs: a CSV or TSV file with an image path and a caption a row.
+
+Image paths are relative to the file's folder. The file is read as ``encoding`` (a byte-order mark
+is dropped); a row whose text is not valid in it is skipped and counted, or gets replacement
+characters, as ``undecodable`` says. Paths keep their bytes whatever they are.
+"""
+
+import csv
+import dataclasses
+import io
+import os
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+from contrastive.data.records import Record, SampleError
+from contrastive.errors import ConfigError, DataError
+
+_FIELD_LIMIT = 1 << 24  # characters in one cell
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CsvConfig:
+    """How a CSV or TSV file is read."""
+
+    image: str = "image"  # column with the path of the picture, relative to the file's folder
+    caption: str = "caption"  # column with the caption
+    keywords: str = "keywords"  # column with more words, used if the file has it
+    keywords_separator: str = "|"  # between the keywords in a cell
+    split: str = "split"  # column that names each row's split ("train", "validation", ...), if any
+    held_out_share: float = 0.1  # without that column: share of contents kept for "validation"
+    delimiter: str | None = None  # between cells; None = tab for .tsv, comma otherwise
+    encoding: str = "utf-8"  # of the file; for example "latin-1" or "utf-16"
+    undecodable: Literal["skip", "replace"] = "skip"  # a row with text that is not valid in it
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.held_out_share < 1:
+            raise ConfigError(
+                f"config.data.csv.held_out_share = {self.held_out_share} has to be at least 0 and "
+                "below 1."
+            )
+        if self.delimiter is not None and len(self.delimiter) != 1:
+            raise ConfigError(
+                f"config.data.csv.delimiter = {self.delimiter!r} has to be one character."
+            )
+        if not self.keywords_separator:
+            raise ConfigError("config.data.csv.keywords_separator cannot be empty.")
+        try:
+            "".encode(self.encoding)
+        except LookupError as error:
+            raise ConfigError(
+                f"config.data.csv.encoding = {self.encoding!r} is not a known encoding."
+            ) from error
+
+
+class Row(NamedTuple):
+    """The cells of one row that matter, undecodable bytes as lone surrogates."""
+
+    line: int
+    image: str
+    caption: str
+    keywords: tuple[str, ...]
+    split: str | None
+    fault: str | None  # why the row cannot be used, if it cannot
+
+
+class CsvSource:
+    """Records of the rows of one file."""
+
+    def __init__(self, folder: pathlib.Path, rows: Sequence[Row], config: CsvConfig) -> None:
+        self._folder, self._rows, self._config = folder, rows, config
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int, /) -> Record:
+        row = self._rows[index]
+        key = f"{row.image} (line {row.line})"
+        if row.fault is not None:
+            raise SampleError(row.fault, key=key)
+        caption, keywords = self.text(index)
+        return Record(
+            image=self._read(row.image, key), caption=caption, keywords=keywords, id=-1, key=key
+        )
+
+    def text(self, index: int) -> tuple[str, tuple[str, ...]]:
+        """Caption and keywords of a row without reading its picture."""
+        row = self._rows[index]
+        cells = [self._clean(cell, row) for cell in (row.caption, *row.keywords)]
+        return cells[0], tuple(cell for cell in cells[1:] if cell)
+
+    def _clean(self, cell: str, row: Row) -> str:
+        if cell.isascii():
+            return cell.strip()
+        clean = cell.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        if clean != cell and self._config.undecodable == "skip":
+            raise SampleError(
+                f"text is not {self._config.encoding}", key=f"{row.image} (line {row.line})"
+            )
+        return clean.strip()
+
+    def _read(self, image: str, key: str) -> bytes:
+        if not image:
+            raise SampleError("missing image", "the cell is empty", key=key)
+        path = os.path.join(os.fsencode(self._folder), os.fsencode(image))
+        try:
+            with open(path, "rb") as file:
+                return file.read()
+        except FileNotFoundError as error:
+            raise SampleError("missing image", "there is no such file", key=key) from error
+        except (OSError, ValueError) as error:
+            raise SampleError("unreadable image file", str(error), key=key) from error
+
+
+def read_csv(path: pathlib.Path, config: CsvConfig) -> list[Row]:
+    """Reads the rows of a CSV or TSV file.
+
+    Raises:
+      DataError: There is no such file, it is empty, has no rows, lacks a column (the columns that
+        it has are named), or cannot be parsed.
+    """
+    text = _read_text(path, config)
+    delimiter = config.delimiter or ("\t" if path.suffix.lower() == ".tsv" else ",")
+    old_limit = csv.field_size_limit(_FIELD_LIMIT)
+    try:
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+        return list(_rows(path, reader, config))
+    except csv.Error as error:
+        raise DataError(f"{path} cannot be read as a table: {error}.") from error
+    finally:
+        csv.field_size_limit(old_limit)
+
+
+def _read_text(path: pathlib.Path, config: CsvConfig) -> str:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise DataError(
+            f"There is no file {path}. config.data.source is 'emoji' or the path of a CSV or TSV "
+            f"file with the columns {config.image!r} and {config.caption!r}."
+        ) from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from error
+    if not data.strip():
+        raise DataError(
+            f"{path} is empty; it needs a header line with the columns {config.image!r} and "
+            f"{config.caption!r}, and a row for each pair."
+        )
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff") and "16" not in config.encoding:
+        raise DataError(f"{path} is a UTF-16 file; set config.data.csv.encoding=utf-16.")
+    utf8 = config.encoding.lower().replace("_", "-") in ("utf-8", "utf8")
+    return data.decode("utf-8-sig" if utf8 else config.encoding, "surrogateescape")
+
+
+def _rows(path: pathlib.Path, reader: Iterator[list[str]], config: CsvConfig) -> Iterator[Row]:
+    header = [name.strip() for name in next(reader, [])]
+    for column in (config.image, config.caption):
+        if column not in header:
+            raise DataError(_missing_column(path, column, header, config))
+    position = {name: header.index(name) for name in header}
+    optional = {name: position.get(name) for name in (config.keywords, config.split)}
+    count = 0
+    for cells in reader:
+        if not any(cell.strip() for cell in cells):
+            continue
+        count += 1
+        fault = "more cells than columns" if len(cells) > len(header) else None
+        cells = cells + [""] * (len(header) - len(cells))
+        keywords, split = (None if i is None else cells[i] for i in optional.values())
+        yield Row(
+            line=reader.line_num,  # pyright: ignore[reportAttributeAccessIssue]
+            image=cells[position[config.image]].strip(),
+            caption=cells[position[config.caption]],
+            keywords=tuple(keywords.split(config.keywords_separator)) if keywords else (),
+            split=None if split is None else split.strip(),
+            fault=fault,
+        )
+    if not count:
+        raise DataError(f"{path} has a header line but no rows.")
+
+
+def _missing_column(path: pathlib.Path, column: str, header: list[str], config: CsvConfig) -> str:
+    found = ", ".join(repr(name.encode("utf-8", "replace").decode()) for name in header[:20])
+    field = "image" if column == config.image else "caption"
+    message = (
+        f"{path} has no column {column!r}; its columns are {found}. Rename one, or set "
+        f"config.data.csv.{field} to the name of yours."
+    )
+    other = next((d for d in ";\t,|" if len(header) == 1 and d in header[0]), None)
+    if other:
+        message += f" If cells are separated by {other!r}, set config.data.csv.delimiter."
+    return message

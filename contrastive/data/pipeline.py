@@ -1,0 +1,342 @@
+"""From records to batches, on grain.
+
+Before the first batch, every sample is read and decoded once: what cannot be used is counted,
+named and left out, so the number of steps an epoch is known, and nothing has to be skipped later.
+From then on the examples of global batch k are a pure function of (seed, k): an epoch is a
+permutation of the usable examples, cut into whole batches; process i of n takes the i-th n-th of
+the rows. So the same global batches come on any number of processes and threads, and a position is
+one number.
+"""
+
+import dataclasses
+import hashlib
+import json
+import logging
+import pathlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import grain
+import numpy as np
+from jaxtyping import Int32, Int64
+from PIL import Image
+
+from contrastive.data.augment import augment
+from contrastive.data.captions import canonical, choose_captions
+from contrastive.data.draws import example_keys, shuffle_seed
+from contrastive.data.records import DataErrors, Record, SampleError, Source
+from contrastive.data.sources import DataConfig, content_ids, load_tokenizer, open_source
+from contrastive.data.tokenizer import Tokenizer
+from contrastive.data.transforms import decode_image, resize, square
+from contrastive.errors import ConfigError, DataError
+
+__all__ = [
+    "BatchLoader",
+    "DataConfig",
+    "Examples",
+    "load_tokenizer",
+    "open_source",
+    "read_examples",
+]
+
+Batch = dict[str, np.ndarray]
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """The usable examples of a source.
+
+    Attributes:
+      index: Their indices in the source.
+      captions, keywords: Their texts.
+      ids: Content ids; examples with the same caption or the same picture have the same.
+      images: Their pictures, square and small, if they fit in memory.
+      fingerprint: A digest of all this: equal data, equal fingerprint.
+      errors: The samples that are left out.
+    """
+
+    index: Int64[np.ndarray, " n"]
+    captions: Sequence[str]
+    keywords: Sequence[Sequence[str]]
+    ids: Int32[np.ndarray, " n"]
+    images: Sequence[Image.Image] | None
+    fingerprint: str
+    errors: DataErrors
+
+    def __len__(self) -> int:
+        return len(self.captions)
+
+
+def read_picture(record: Record, config: DataConfig) -> Image.Image:
+    """The picture of a record, square, no larger than augmentation needs it."""
+    image = square(decode_image(record["image"]))
+    room = config.augment.room(config.image_size)
+    small = config.augment.geometric and image.width <= room
+    return image if small else resize(image, room)
+
+
+def read_examples(
+    source: Source, config: DataConfig, error_log: pathlib.Path | None = None
+) -> Examples:
+    """Reads and decodes every sample once.
+
+    Args:
+      source: The records.
+      config: Picture sizes, memory limit and the share of bad samples that is allowed.
+      error_log: Where skipped samples are listed, one JSON object a line.
+
+    Raises:
+      DataError: There is no usable sample, or too many are not.
+    """
+    room = config.augment.room(config.image_size)
+    in_memory = len(source) * room * room * 4 <= config.memory_mib << 20
+    errors, rows = DataErrors(), _Rows()
+    for index in range(len(source)):
+        key = f"sample {index}"
+        try:
+            record = source[index]
+            key = record["key"]
+            caption = record["caption"]
+            if not isinstance(caption, str) or not caption.strip():
+                raise SampleError("empty caption")
+            picture = read_picture(record, config)
+        except SampleError as error:
+            errors.add(index, error.key or key, error)
+            continue
+        rows.add(index, record, picture if in_memory else None)
+    if error_log is not None:
+        errors.write(error_log)
+    _check_share(len(source), errors, config, error_log)
+    return rows.examples(errors)
+
+
+class _Rows:
+    """Collects the columns of :class:`Examples`."""
+
+    def __init__(self) -> None:
+        self.index: list[int] = []
+        self.captions: list[str] = []
+        self.keywords: list[tuple[str, ...]] = []
+        self.ids: list[int] = []
+        self.digests: list[bytes] = []
+        self.images: list[Image.Image | None] = []
+
+    def add(self, index: int, record: Record, picture: Image.Image | None) -> None:
+        self.index.append(index)
+        self.captions.append(record["caption"].strip())
+        self.keywords.append(tuple(record["keywords"]))
+        self.ids.append(record["id"])
+        self.digests.append(hashlib.blake2b(record["image"], digest_size=16).digest())
+        self.images.append(picture)
+
+    def examples(self, errors: DataErrors) -> Examples:
+        ids = np.array(self.ids, np.int32)
+        unknown = np.flatnonzero(ids < 0)
+        numbers = content_ids([(canonical(self.captions[i]), self.digests[i]) for i in unknown])
+        ids[unknown] = np.array(numbers, np.int32) + max(ids.max(), -1) + 1
+        content = hashlib.blake2b(digest_size=8)
+        for row in zip(self.index, self.captions, self.keywords, ids.tolist(), strict=True):
+            content.update(json.dumps(row).encode())
+        images = [image for image in self.images if image is not None]
+        return Examples(
+            index=np.array(self.index, np.int64),
+            captions=self.captions,
+            keywords=self.keywords,
+            ids=ids,
+            images=images or None,
+            fingerprint=content.hexdigest(),
+            errors=errors,
+        )
+
+
+def _check_share(
+    total: int, errors: DataErrors, config: DataConfig, error_log: pathlib.Path | None
+) -> None:
+    bad = len(errors)
+    if total == 0:
+        raise DataError("The data source is empty.")
+    if not bad:
+        return
+    first = errors.entries[0]
+    where = f"All are listed in {error_log}." if error_log else ""
+    account = (
+        f"{bad:,} of {total:,} samples ({bad / total:.1%}) cannot be used: {errors.summary()}. "
+        f"The first is {first['key']}: {first['reason']}."
+    )
+    if bad == total or bad > config.max_bad_share * total:
+        limit = f"config.data.max_bad_share allows {config.max_bad_share:.1%}."
+        raise DataError(" ".join(filter(None, (account, limit, where))))
+    _log.warning("%s They are skipped. %s", account, where)
+
+
+class _Loaded(NamedTuple):
+    batch: Batch
+    truncated: int
+
+
+class BatchLoader:
+    """Training batches without end, in an order that is a function of the seed.
+
+    A batch is a dict of NumPy arrays with this process's rows: ``image`` uint8 ``[b, s, s, 3]``,
+    ``text`` int32 ``[b, length]``, ``id`` int32 ``[b]`` (of the content), ``example`` int64 ``[b]``
+    (index in the source). Of each epoch the last ``dropped_per_epoch`` examples, which fill no
+    batch, are left out; others in each epoch.
+
+    Attributes:
+      errors: The samples that were skipped.
+      steps_per_epoch, dropped_per_epoch: How the epoch divides.
+      truncated_captions: Captions that were cut in the batches delivered so far.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        config: DataConfig,
+        tokenizer: Tokenizer,
+        *,
+        batch_size: int,
+        seed: int,
+        process_index: int = 0,
+        process_count: int = 1,
+        error_log: pathlib.Path | None = None,
+    ) -> None:
+        """Reads every sample once (:func:`read_examples`) and starts at the first batch.
+
+        Args:
+          source: The records.
+          config: Sizes, augmentation, captions, threads.
+          tokenizer: Turns captions to ids.
+          batch_size: Rows of the global batch.
+          seed: Of the order and of all randomness.
+          process_index: Which part of each batch is delivered.
+          process_count: Into how many parts it is cut.
+          error_log: Where skipped samples are listed; give it to one process only.
+
+        Raises:
+          DataError: Too few usable samples.
+          ConfigError: The batch does not divide over the processes.
+        """
+        if batch_size % process_count:
+            raise ConfigError(
+                f"config.batch_size = {batch_size} does not divide over {process_count} processes."
+            )
+        self._source, self._config, self._tokenizer = source, config, tokenizer
+        self._batch_size, self._seed = batch_size, seed
+        self._rows = batch_size // process_count
+        self._part = (process_index, process_count)
+        self.examples = read_examples(source, config, error_log)
+        self.errors = self.examples.errors
+        self.steps_per_epoch, self.dropped_per_epoch = divmod(len(self.examples), batch_size)
+        if not self.steps_per_epoch:
+            raise DataError(
+                f"There are {len(self.examples):,} usable samples, fewer than one batch: lower "
+                f"config.batch_size = {batch_size}."
+            )
+        self.truncated_captions = 0
+        self._iterator = self._dataset().__iter__()
+
+    def _dataset(self) -> grain.IterDataset[_Loaded]:
+        index, count = self._part
+        order = grain.MapDataset.range(len(self.examples)).shuffle(seed=shuffle_seed(self._seed))
+        order = order[: self.steps_per_epoch * self._batch_size].repeat()
+        parts = order.batch(self._rows, drop_remainder=True, batch_fn=list)
+        options = grain.ReadOptions(
+            num_threads=self._config.threads, prefetch_buffer_size=self._config.prefetch
+        )
+        return parts[index::count].map_with_index(self._load).to_iter_dataset(options)
+
+    def _load(self, step: int, rows: list[int]) -> _Loaded:
+        """One process's rows of global batch ``step``."""
+        index, examples = self._part[0], self.examples
+        begin = step * self._batch_size + index * self._rows
+        keys = example_keys(self._seed, np.arange(begin, begin + len(rows), dtype=np.int64))
+        captions = choose_captions(
+            [examples.captions[i] for i in rows],
+            [examples.keywords[i] for i in rows],
+            keys,
+            self._config.captions,
+        )
+        ids, truncated = self._tokenizer.encode_counted(captions)
+        batch = {
+            "image": augment(
+                [self._picture(i) for i in rows],
+                keys,
+                self._config.augment,
+                self._config.image_size,
+            ),
+            "text": ids,
+            "id": examples.ids[rows],
+            "example": examples.index[rows],
+        }
+        return _Loaded(batch, truncated)
+
+    def _picture(self, row: int) -> Image.Image:
+        if self.examples.images is not None:
+            return self.examples.images[row]
+        index = int(self.examples.index[row])
+        try:
+            return read_picture(self._source[index], self._config)
+        except SampleError as error:
+            raise DataError(
+                f"Sample {error.key or index} could be read when the run started and no longer "
+                f"can: {error}. Put it back and run the same command again to go on, or start a "
+                "new run without it."
+            ) from error
+
+    def __iter__(self) -> "BatchLoader":
+        return self
+
+    def __next__(self) -> Batch:
+        try:
+            loaded = next(self._iterator)
+        except BaseException:
+            self.close()
+            raise
+        self.truncated_captions += loaded.truncated
+        return loaded.batch
+
+    @property
+    def step(self) -> int:
+        """Batches delivered so far, over all runs of this loader's history."""
+        return grain.experimental.get_next_index(self._iterator)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next batch belongs to."""
+        return self.step // self.steps_per_epoch
+
+    def state(self) -> dict[str, Any]:
+        """The position, ready for JSON. It does not depend on the process or their number."""
+        return {
+            "step": self.step,
+            "seed": self._seed,
+            "batch_size": self._batch_size,
+            "fingerprint": self.examples.fingerprint,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continues with the batch that follows ``state``.
+
+        Raises:
+          DataError: The state belongs to other data, another seed or another batch size.
+        """
+        now = self.state()
+        changed = [key for key in ("seed", "batch_size", "fingerprint") if state[key] != now[key]]
+        if changed == ["fingerprint"]:
+            raise DataError(
+                "The data has changed since the checkpoint was written (samples, captions or which "
+                "of them can be read): the run cannot go on exactly. Restore the data or start a "
+                "new run."
+            )
+        if changed:
+            key = changed[0]
+            raise DataError(
+                f"The checkpoint's data position was written with {key} = {state[key]}, this run "
+                f"has {now[key]}."
+            )
+        grain.experimental.set_next_index(self._iterator, state["step"])
+
+    def close(self) -> None:
+        """Stops the threads; batches that are being prepared are thrown away."""
+        self._iterator.close()

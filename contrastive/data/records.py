@@ -1,0 +1,103 @@
+"""What readers yield, and the account of what could not be used.
+
+A reader is a :class:`Source`: it has a length and gives the record of any index. A record that it
+cannot give is a :class:`SampleError` with a short reason; whoever asked for it decides whether to
+count it or to stop.
+"""
+
+import collections
+import json
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import NotRequired, Protocol, TypedDict, runtime_checkable
+
+
+class Record(TypedDict):
+    """One pair before decoding. Readers may add keys of their own."""
+
+    image: bytes  # an encoded picture: PNG, JPEG, WebP, GIF, ...
+    caption: str  # the canonical caption, the one that evaluation uses
+    keywords: Sequence[str]  # other words for the same thing; may be empty
+    id: int  # of the content: equal ids show the same thing; -1 = unknown
+    key: str  # names the sample in messages
+    style: NotRequired[str]
+    group: NotRequired[str]
+    subgroup: NotRequired[str]
+    base: NotRequired[str]
+    split: NotRequired[str]
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Random access to records. Indices are stable: they are the example ids of a run."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Record: ...
+
+
+class SampleError(Exception):
+    """One sample cannot be used.
+
+    Attributes:
+      reason: A few words, the same for all samples with this fault; they are counted by it.
+      detail: What is special about this one.
+      key: Names the sample where the one who catches the error does not know it yet.
+    """
+
+    def __init__(self, reason: str, detail: str = "", *, key: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason, self.detail, self.key = reason, detail, key
+
+
+class InMemorySource:
+    """A reader of records that are already in memory."""
+
+    def __init__(self, records: Sequence[Record]) -> None:
+        self._records = records
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, index: int, /) -> Record:
+        return self._records[index]
+
+
+class DataErrors:
+    """Samples that were skipped: counted by reason, each with its name."""
+
+    def __init__(self) -> None:
+        self.entries: list[dict[str, str | int]] = []
+        self._counts: collections.Counter[str] = collections.Counter()
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Skipped samples by reason, the most frequent first."""
+        return dict(self._counts.most_common())
+
+    def add(self, index: int, key: str, error: SampleError) -> None:
+        """Enters the sample ``index`` of a source."""
+        printable = key.encode("utf-8", "backslashreplace").decode("utf-8")
+        entry = {"index": index, "key": printable, "reason": error.reason}
+        if error.detail:
+            entry["detail"] = error.detail.encode("utf-8", "backslashreplace").decode("utf-8")
+        self.entries.append(entry)
+        self._counts[error.reason] += 1
+
+    def summary(self) -> str:
+        """``"3 missing image, 1 empty caption"``."""
+        return ", ".join(f"{count} {reason}" for reason, count in self.counts.items())
+
+    def write(self, path: pathlib.Path) -> None:
+        """Writes one JSON object a line; an empty account removes an old file."""
+        if not self.entries:
+            path.unlink(missing_ok=True)
+            return
+        temporary = path.with_name(f".{path.name}.new")
+        lines = (json.dumps(entry, ensure_ascii=False) for entry in self.entries)
+        temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        os.replace(temporary, path)

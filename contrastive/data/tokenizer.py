@@ -1,0 +1,171 @@
+"""Text to token ids, by the Hugging Face ``tokenizers`` library.
+
+Either a ``tokenizer.json`` is given, or a small byte-level BPE vocabulary is learned from the
+training captions, always the same from the same captions, and saved in the run's folder, where
+evaluation and search find it. A row of ids is begin token, text, end token, padding; a text that is
+too long loses its last tokens, never the end token.
+"""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tokenizers
+from jaxtyping import Int32
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from contrastive.errors import ConfigError, DataError
+
+_BEGIN = ("<|begin|>", "<|startoftext|>", "[CLS]", "<s>", "<bos>")
+_END = ("<|end|>", "<|endoftext|>", "[SEP]", "</s>", "<eos>")
+_PAD = ("<|pad|>", "[PAD]", "<pad>")
+_SPECIAL = (_PAD[0], _BEGIN[0], _END[0])
+_BYTES = 256
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenizerConfig:
+    """Where token ids come from."""
+
+    path: str | None = None  # a tokenizer.json; None = learn a vocabulary from the captions
+    vocabulary_size: int = 2048  # entries at most, when learned; 259 are bytes and markers
+    begin_token: str | None = None  # None = the first known one that the vocabulary has, or none
+    end_token: str | None = None  # likewise
+    pad_token: str | None = None  # likewise, but there has to be one
+
+    def __post_init__(self) -> None:
+        least = _BYTES + len(_SPECIAL)
+        if self.vocabulary_size < least:
+            raise ConfigError(
+                f"config.data.tokenizer.vocabulary_size = {self.vocabulary_size} has to be at "
+                f"least {least}: 256 bytes, begin, end and padding."
+            )
+
+
+class Encoded(NamedTuple):
+    """Token ids and how many of the texts were cut."""
+
+    ids: Int32[np.ndarray, "n length"]
+    truncated: int
+
+
+class Tokenizer:
+    """Texts to rows of exactly ``length`` token ids.
+
+    Attributes:
+      length: Ids a text.
+      vocabulary_size: All ids are below it.
+      pad_id, begin_id, end_id: The markers; the last two are None where there is no such token.
+    """
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, *, length: int, config: TokenizerConfig
+    ) -> None:
+        backend.no_padding()
+        backend.no_truncation()
+        self._backend = backend
+        self.length = length
+        self.vocabulary_size = backend.get_vocab_size(with_added_tokens=True)
+        self.begin_id = self._find("begin_token", config.begin_token, _BEGIN)
+        self.end_id = self._find("end_token", config.end_token, _END)
+        pad_id = self._find("pad_token", config.pad_token, _PAD)
+        if pad_id is None:
+            raise ConfigError(
+                "config.data.tokenizer.pad_token has to name the padding token of "
+                f"{config.path}: none of {', '.join(_PAD)} is in its vocabulary."
+            )
+        self.pad_id = pad_id
+        self._head = [] if self.begin_id is None else [self.begin_id]
+        self._tail = [] if self.end_id is None else [self.end_id]
+        self._room = length - len(self._head) - len(self._tail)
+        if self._room < 1:
+            raise ConfigError(
+                f"config.data.text_length = {length} leaves no room for text between the markers."
+            )
+
+    def _find(self, field: str, name: str | None, known: Sequence[str]) -> int | None:
+        if name is None:
+            ids = (self._backend.token_to_id(token) for token in known)
+            return next((i for i in ids if i is not None), None)
+        found = self._backend.token_to_id(name)
+        if found is None:
+            raise ConfigError(
+                f"config.data.tokenizer.{field} = {name!r} is not in the tokenizer's vocabulary."
+            )
+        return found
+
+    def encode(self, texts: Sequence[str]) -> Int32[np.ndarray, "n length"]:
+        """The ids of each text, begin and end tokens and padding included."""
+        return self.encode_counted(texts).ids
+
+    def encode_counted(self, texts: Sequence[str]) -> Encoded:
+        """Like :meth:`encode`, and counts the texts that were cut."""
+        rows = np.full((len(texts), self.length), self.pad_id, np.int32)
+        truncated = 0
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        for row, encoding in zip(rows, encodings, strict=True):
+            ids = encoding.ids
+            if len(ids) > self._room:
+                ids = ids[: self._room]
+                truncated += 1
+            ids = self._head + ids + self._tail
+            row[: len(ids)] = ids
+        return Encoded(rows, truncated)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of a row of ids, without markers and padding (for reading by people)."""
+        markers = {self.pad_id, self.begin_id, self.end_id}
+        return self._backend.decode([int(i) for i in ids if int(i) not in markers]).strip()
+
+    def save(self, path: pathlib.Path) -> None:
+        """Writes a ``tokenizer.json``, whole or not at all."""
+        temporary = path.with_name(f".{path.name}.new")
+        self._backend.save(str(temporary), pretty=False)
+        os.replace(temporary, path)
+
+
+def train_tokenizer(texts: Iterable[str], *, length: int, config: TokenizerConfig) -> Tokenizer:
+    """Learns a byte-level BPE vocabulary: lower case, no unknown token, any language.
+
+    Each distinct text counts once; a piece has to occur twice. The result depends only on the set
+    of texts.
+    """
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.normalizer = normalizers.Sequence(
+        [
+            normalizers.NFKC(),
+            normalizers.Lowercase(),
+            normalizers.Replace(tokenizers.Regex(r"\s+"), " "),
+            normalizers.Strip(),
+        ]
+    )  # pyright: ignore[reportAttributeAccessIssue]
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)  # pyright: ignore[reportAttributeAccessIssue]
+    backend.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    trainer = trainers.BpeTrainer(
+        vocab_size=config.vocabulary_size,
+        min_frequency=2,
+        special_tokens=list(_SPECIAL),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(sorted(set(texts)), trainer)
+    return Tokenizer(backend, length=length, config=config)
+
+
+def read_tokenizer(path: pathlib.Path, *, length: int, config: TokenizerConfig) -> Tokenizer:
+    """Reads a ``tokenizer.json``.
+
+    Raises:
+      DataError: There is no such file, or it is not a tokenizer.
+      ConfigError: A marker that the config names is not in the vocabulary.
+    """
+    if not path.is_file():
+        raise DataError(f"There is no tokenizer file {path}.")
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise DataError(f"{path} is not a tokenizer.json: {error}.") from error
+    return Tokenizer(backend, length=length, config=config)
