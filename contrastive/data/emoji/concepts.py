@@ -1,0 +1,68 @@
+"""Names, keywords, groups and the train / held-out split of the emoji."""
+
+import functools
+import json
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+TRAIN_STYLES = ("noto", "fluent_3d", "fluent_flat")
+TEST_STYLES = ("twemoji",)  # never trained on
+OPTIONAL_STYLES = ("openmoji",)  # never trained on, drawn from a package that is share-alike
+STYLES = TRAIN_STYLES + TEST_STYLES  # those with a committed sheet
+
+
+@dataclass(frozen=True, kw_only=True)
+class Concept:
+    """One emoji, whoever draws it.
+
+    Attributes:
+        index: its place in Unicode's order, from 0; the content id of every drawing of it.
+        codepoints: upper-case, joined by hyphens, without FE0F: ``1F468-200D-1F373``.
+        name: the English CLDR name, unique: ``man cook``.
+        keywords: English CLDR keywords, without the name itself.
+        group, subgroup: Unicode's own, as ``food-drink`` and ``food-fruit``.
+        base: what it is a variant of; concepts of one base are never on both sides of the split.
+        held_out: no drawing of it is trained on.
+        names: CLDR names by language code.
+        styles: the committed styles that have a picture of it.
+    """
+
+    index: int
+    codepoints: str
+    name: str
+    keywords: tuple[str, ...]
+    group: str
+    subgroup: str
+    base: str
+    held_out: bool
+    names: dict[str, str]
+    styles: tuple[str, ...]
+
+    @property
+    def character(self) -> str:
+        """The emoji as text, without the variation selector FE0F."""
+        return "".join(chr(int(part, 16)) for part in self.codepoints.split("-"))
+
+
+@functools.cache
+def read_table() -> dict[str, Any]:
+    """``emoji.json``: ``tile`` (pixels), ``columns``, ``missing`` by style, ``concepts``."""
+    path = resources.files("contrastive.data.emoji").joinpath("emoji.json")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def load_concepts() -> tuple[Concept, ...]:
+    """All concepts in the order of their index."""
+    table = read_table()
+    missing = {style: frozenset(table["missing"][style]) for style in STYLES}
+    return tuple(
+        Concept(
+            index=index,
+            styles=tuple(style for style in STYLES if index not in missing[style]),
+            keywords=tuple(row.pop("keywords")),
+            **row,
+        )
+        for index, row in enumerate(map(dict, table["concepts"]))
+    )
