@@ -1,11 +1,10 @@
 """Random changes to training pictures: geometry one by one, colours over the whole batch at once.
 
-Every field of :class:`AugmentConfig` is a strength; 0 switches it off. With all of them off, a
-training picture has exactly the pixels of evaluation. Random numbers come from the examples' keys
-(:mod:`contrastive.data.draws`), one stream a transform.
+Every field of :class:`~contrastive.data.config.AugmentConfig` is a strength; 0 switches it off.
+With all of them off, a training picture has exactly the pixels of evaluation. Random numbers come
+from the examples' keys (:mod:`contrastive.data.draws`), one stream a transform.
 """
 
-import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -13,49 +12,10 @@ import numpy as np
 from jaxtyping import Float64, UInt8, UInt64
 from PIL import Image
 
+from contrastive.data.config import AugmentConfig
 from contrastive.data.draws import uniform
-from contrastive.errors import ConfigError
 
 _LUMA = np.array([0.299, 0.587, 0.114])
-_ROOM = 1.5  # pictures are kept this much larger than the tower's input while geometry is pending
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AugmentConfig:
-    """How far training pictures are changed. 0 = off."""
-
-    zoom: float = 0.2  # size times or divided by up to 1 + zoom
-    stretch: float = 0.1  # width over height times or divided by up to 1 + stretch
-    shift: float = 0.1  # moved by up to this share of the side, each way
-    rotate: float = 10.0  # turned by up to so many degrees, each way
-    flip: float = 0.0  # share of pictures that are mirrored (arrows and letters change meaning)
-    brightness: float = 0.2  # all values times 1 - brightness ... 1 + brightness
-    contrast: float = 0.2  # distance from the mean grey times 1 - contrast ... 1 + contrast
-    saturation: float = 0.3  # distance from grey times 1 - saturation ... 1 + saturation
-    hue: float = 10.0  # colours turned around the grey axis by up to so many degrees
-    grayscale: float = 0.05  # share of pictures that lose their colour
-    blur: float = 0.1  # share of pictures that are blurred (3 x 3, of random weight)
-    cutout: float = 0.0  # a rectangle of up to this share of each side gets the mean colour
-
-    def __post_init__(self) -> None:
-        shares = ("shift", "flip", "brightness", "contrast", "grayscale", "blur", "cutout")
-        limits = {**dict.fromkeys(shares, 1.0), "rotate": 180.0, "hue": 180.0}
-        for field in dataclasses.fields(self):
-            value, limit = getattr(self, field.name), limits.get(field.name, math.inf)
-            if not 0 <= value <= limit:
-                raise ConfigError(
-                    f"config.data.augment.{field.name} = {value} has to lie between 0 and "
-                    f"{limit:g}."
-                )
-
-    @property
-    def geometric(self) -> bool:
-        """Whether pictures are moved at all."""
-        return any((self.zoom, self.stretch, self.shift, self.rotate, self.flip))
-
-    def room(self, image_size: int) -> int:
-        """The side at which pictures wait for their geometry."""
-        return math.ceil(image_size * _ROOM) if self.geometric else image_size
 
 
 def augment(

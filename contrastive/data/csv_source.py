@@ -6,51 +6,17 @@ characters, as ``undecodable`` says. Paths keep their bytes whatever they are.
 """
 
 import csv
-import dataclasses
 import io
 import os
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from contrastive.data.config import CsvConfig
 from contrastive.data.records import Record, SampleError
-from contrastive.errors import ConfigError, DataError
+from contrastive.errors import DataError
 
 _FIELD_LIMIT = 1 << 24  # characters in one cell
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CsvConfig:
-    """How a CSV or TSV file is read."""
-
-    image: str = "image"  # column with the path of the picture, relative to the file's folder
-    caption: str = "caption"  # column with the caption
-    keywords: str = "keywords"  # column with more words, used if the file has it
-    keywords_separator: str = "|"  # between the keywords in a cell
-    split: str = "split"  # column that names each row's split ("train", "validation", ...), if any
-    held_out_share: float = 0.1  # without that column: share of contents kept for "validation"
-    delimiter: str | None = None  # between cells; None = tab for .tsv, comma otherwise
-    encoding: str = "utf-8"  # of the file; for example "latin-1" or "utf-16"
-    undecodable: Literal["skip", "replace"] = "skip"  # a row with text that is not valid in it
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.held_out_share < 1:
-            raise ConfigError(
-                f"config.data.csv.held_out_share = {self.held_out_share} has to be at least 0 and "
-                "below 1."
-            )
-        if self.delimiter is not None and len(self.delimiter) != 1:
-            raise ConfigError(
-                f"config.data.csv.delimiter = {self.delimiter!r} has to be one character."
-            )
-        if not self.keywords_separator:
-            raise ConfigError("config.data.csv.keywords_separator cannot be empty.")
-        try:
-            "".encode(self.encoding)
-        except LookupError as error:
-            raise ConfigError(
-                f"config.data.csv.encoding = {self.encoding!r} is not a known encoding."
-            ) from error
 
 
 class Row(NamedTuple):
@@ -83,11 +49,11 @@ class CsvSource:
             image=self._read(row.image, key), caption=caption, keywords=keywords, id=-1, key=key
         )
 
-    def text(self, index: int) -> tuple[str, tuple[str, ...]]:
+    def text(self, index: int, /) -> tuple[str, list[str]]:
         """Caption and keywords of a row without reading its picture."""
         row = self._rows[index]
         cells = [self._clean(cell, row) for cell in (row.caption, *row.keywords)]
-        return cells[0], tuple(cell for cell in cells[1:] if cell)
+        return cells[0], [cell for cell in cells[1:] if cell]
 
     def _clean(self, cell: str, row: Row) -> str:
         if cell.isascii():

@@ -23,10 +23,11 @@ from PIL import Image
 
 from contrastive.data.augment import augment
 from contrastive.data.captions import canonical, choose_captions
+from contrastive.data.config import DataConfig
 from contrastive.data.draws import example_keys, shuffle_seed
 from contrastive.data.records import DataErrors, Record, SampleError, Source
-from contrastive.data.sources import DataConfig, content_ids, load_tokenizer, open_source
-from contrastive.data.tokenizer import Tokenizer
+from contrastive.data.sources import content_ids, open_source
+from contrastive.data.tokenizer import Tokenizer, load_tokenizer
 from contrastive.data.transforms import decode_image, resize, square
 from contrastive.errors import ConfigError, DataError
 

@@ -10,7 +10,7 @@ import json
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import NotRequired, Protocol, TypedDict, runtime_checkable
+from typing import Protocol, TypedDict, runtime_checkable
 
 
 class Record(TypedDict):
@@ -18,14 +18,9 @@ class Record(TypedDict):
 
     image: bytes  # an encoded picture: PNG, JPEG, WebP, GIF, ...
     caption: str  # the canonical caption, the one that evaluation uses
-    keywords: Sequence[str]  # other words for the same thing; may be empty
+    keywords: list[str]  # other words for the same thing; may be empty
     id: int  # of the content: equal ids show the same thing; -1 = unknown
     key: str  # names the sample in messages
-    style: NotRequired[str]
-    group: NotRequired[str]
-    subgroup: NotRequired[str]
-    base: NotRequired[str]
-    split: NotRequired[str]
 
 
 @runtime_checkable
@@ -35,6 +30,13 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Record: ...
+
+
+@runtime_checkable
+class TextSource(Source, Protocol):
+    """A source that can give the words of a record without reading its picture."""
+
+    def text(self, index: int, /) -> tuple[str, list[str]]: ...
 
 
 class SampleError(Exception):

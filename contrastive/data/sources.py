@@ -1,58 +1,14 @@
-"""The settings of the data, and the reader that they name."""
+"""The reader that the settings name, its splits, and which of its examples show the same."""
 
-import dataclasses
 import hashlib
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from contrastive.data.augment import AugmentConfig
-from contrastive.data.captions import CaptionConfig, canonical
-from contrastive.data.csv_source import CsvConfig, CsvSource, Row, read_csv
-from contrastive.data.records import SampleError, Source
-from contrastive.data.tokenizer import (
-    Tokenizer,
-    TokenizerConfig,
-    read_tokenizer,
-    train_tokenizer,
-)
-from contrastive.errors import ConfigError, DataError
-
-_TABLES = (".csv", ".tsv")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """Pairs, and how they become batches."""
-
-    source: str = "emoji"  # "emoji", the built-in set, or the path of your .csv or .tsv file
-    cache: str = "~/.cache/contrastive"  # where data sets are prepared
-    image_size: int = 32  # side of the pictures that the model sees, in pixels
-    text_length: int = 16  # token ids a caption, begin and end included
-    tokenizer: TokenizerConfig = dataclasses.field(default_factory=TokenizerConfig)
-    captions: CaptionConfig = dataclasses.field(default_factory=CaptionConfig)
-    augment: AugmentConfig = dataclasses.field(default_factory=AugmentConfig)
-    csv: CsvConfig = dataclasses.field(default_factory=CsvConfig)
-    max_bad_share: float = 0.1  # a run does not start if more of its samples are unusable
-    memory_mib: int = 1024  # decoded pictures stay in memory if they fit in so much
-    threads: int = 2  # that prepare batches; 0 = in the caller's thread
-    prefetch: int = 4  # batches prepared ahead
-
-    def __post_init__(self) -> None:
-        if self.source != "emoji" and pathlib.Path(self.source).suffix.lower() not in _TABLES:
-            raise ConfigError(
-                f"config.data.source = {self.source!r} has to be 'emoji' or the path of a .csv or "
-                ".tsv file."
-            )
-        least_of = {"image_size": 1, "text_length": 1, "memory_mib": 0, "threads": 0, "prefetch": 0}
-        for name, least in least_of.items():
-            if getattr(self, name) < least:
-                raise ConfigError(
-                    f"config.data.{name} = {getattr(self, name)} has to be at least {least}."
-                )
-        if not 0 <= self.max_bad_share <= 1:
-            raise ConfigError(
-                f"config.data.max_bad_share = {self.max_bad_share} has to lie between 0 and 1."
-            )
+from contrastive.data.captions import canonical
+from contrastive.data.config import CsvConfig, DataConfig
+from contrastive.data.csv_source import CsvSource, Row, read_csv
+from contrastive.data.records import Source
+from contrastive.errors import DataError
 
 
 def open_source(config: DataConfig, split: str) -> Source:
@@ -133,45 +89,3 @@ def content_ids(features: Sequence[Sequence[object]]) -> list[int]:
             parent[max(a, b)] = min(a, b)
     numbers: dict[int, int] = {}
     return [numbers.setdefault(root(i), len(numbers)) for i in range(len(features))]
-
-
-def texts(source: Source) -> Iterator[str]:
-    """Every caption and keyword of the usable records."""
-    for index in range(len(source)):
-        try:
-            if isinstance(source, CsvSource):
-                caption, keywords = source.text(index)
-            else:
-                record = source[index]
-                caption, keywords = record["caption"], record["keywords"]
-        except SampleError:
-            continue
-        yield caption
-        yield from keywords
-
-
-def load_tokenizer(
-    config: DataConfig, source: Source | None = None, workdir: pathlib.Path | None = None
-) -> Tokenizer:
-    """The tokenizer of a run.
-
-    The ``tokenizer.json`` of the workdir if there is one, else the file that the config names, else
-    one learned from the captions of ``source``. What was not yet there is saved in the workdir.
-
-    Raises:
-      DataError: There is none and no source to learn from, or a file is damaged.
-    """
-    settings = config.tokenizer
-    saved = None if workdir is None else workdir / "tokenizer.json"
-    if saved is not None and saved.exists():
-        return read_tokenizer(saved, length=config.text_length, config=settings)
-    if settings.path is not None:
-        path = pathlib.Path(settings.path).expanduser()
-        tokenizer = read_tokenizer(path, length=config.text_length, config=settings)
-    elif source is not None:
-        tokenizer = train_tokenizer(texts(source), length=config.text_length, config=settings)
-    else:
-        raise DataError(f"There is no tokenizer in {workdir}, and no captions to learn one from.")
-    if saved is not None:
-        tokenizer.save(saved)
-    return tokenizer

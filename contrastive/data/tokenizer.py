@@ -6,10 +6,9 @@ evaluation and search find it. A row of ids is begin token, text, end token, pad
 too long loses its last tokens, never the end token.
 """
 
-import dataclasses
 import os
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,32 +16,14 @@ import tokenizers
 from jaxtyping import Int32
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from contrastive.data.config import DataConfig, TokenizerConfig
+from contrastive.data.records import SampleError, Source, TextSource
 from contrastive.errors import ConfigError, DataError
 
 _BEGIN = ("<|begin|>", "<|startoftext|>", "[CLS]", "<s>", "<bos>")
 _END = ("<|end|>", "<|endoftext|>", "[SEP]", "</s>", "<eos>")
 _PAD = ("<|pad|>", "[PAD]", "<pad>")
 _SPECIAL = (_PAD[0], _BEGIN[0], _END[0])
-_BYTES = 256
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TokenizerConfig:
-    """Where token ids come from."""
-
-    path: str | None = None  # a tokenizer.json; None = learn a vocabulary from the captions
-    vocabulary_size: int = 2048  # entries at most, when learned; 259 are bytes and markers
-    begin_token: str | None = None  # None = the first known one that the vocabulary has, or none
-    end_token: str | None = None  # likewise
-    pad_token: str | None = None  # likewise, but there has to be one
-
-    def __post_init__(self) -> None:
-        least = _BYTES + len(_SPECIAL)
-        if self.vocabulary_size < least:
-            raise ConfigError(
-                f"config.data.tokenizer.vocabulary_size = {self.vocabulary_size} has to be at "
-                f"least {least}: 256 bytes, begin, end and padding."
-            )
 
 
 class Encoded(NamedTuple):
@@ -169,3 +150,45 @@ def read_tokenizer(path: pathlib.Path, *, length: int, config: TokenizerConfig) 
     except Exception as error:  # the library raises bare Exception
         raise DataError(f"{path} is not a tokenizer.json: {error}.") from error
     return Tokenizer(backend, length=length, config=config)
+
+
+def texts(source: Source) -> Iterator[str]:
+    """Every caption and keyword of the usable records."""
+    for index in range(len(source)):
+        try:
+            if isinstance(source, TextSource):
+                caption, keywords = source.text(index)
+            else:
+                record = source[index]
+                caption, keywords = record["caption"], record["keywords"]
+        except SampleError:
+            continue
+        yield caption
+        yield from keywords
+
+
+def load_tokenizer(
+    config: DataConfig, source: Source | None = None, workdir: pathlib.Path | None = None
+) -> Tokenizer:
+    """The tokenizer of a run.
+
+    The ``tokenizer.json`` of the workdir if there is one, else the file that the config names, else
+    one learned from the captions of ``source``. What was not yet there is saved in the workdir.
+
+    Raises:
+      DataError: There is none and no source to learn from, or a file is damaged.
+    """
+    settings = config.tokenizer
+    saved = None if workdir is None else workdir / "tokenizer.json"
+    if saved is not None and saved.exists():
+        return read_tokenizer(saved, length=config.text_length, config=settings)
+    if settings.path is not None:
+        path = pathlib.Path(settings.path).expanduser()
+        tokenizer = read_tokenizer(path, length=config.text_length, config=settings)
+    elif source is not None:
+        tokenizer = train_tokenizer(texts(source), length=config.text_length, config=settings)
+    else:
+        raise DataError(f"There is no tokenizer in {workdir}, and no captions to learn one from.")
+    if saved is not None:
+        tokenizer.save(saved)
+    return tokenizer

@@ -1,0 +1,177 @@
+"""Everything that can be set about the data, from the file on disk to the batch."""
+
+import dataclasses
+import math
+import pathlib
+from typing import Literal
+
+from contrastive.errors import ConfigError
+
+_TABLES = (".csv", ".tsv")
+_ROOM = 1.5  # pictures are kept this much larger than the tower's input while geometry is pending
+LEAST_VOCABULARY = 259  # 256 bytes, begin, end, padding
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CsvConfig:
+    """How a CSV or TSV file is read."""
+
+    image: str = "image"  # column with the path of the picture, relative to the file's folder
+    caption: str = "caption"  # column with the caption
+    keywords: str = "keywords"  # column with more words, used if the file has it
+    keywords_separator: str = "|"  # between the keywords in a cell
+    split: str = "split"  # column that names each row's split ("train", "validation", ...), if any
+    held_out_share: float = 0.1  # without that column: share of contents kept for "validation"
+    delimiter: str | None = None  # between cells; None = tab for .tsv, comma otherwise
+    encoding: str = "utf-8"  # of the file; for example "latin-1" or "utf-16"
+    undecodable: Literal["skip", "replace"] = "skip"  # a row with text that is not valid in it
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.held_out_share < 1:
+            raise ConfigError(
+                f"config.data.csv.held_out_share = {self.held_out_share} has to be at least 0 and "
+                "below 1."
+            )
+        if self.delimiter is not None and len(self.delimiter) != 1:
+            raise ConfigError(
+                f"config.data.csv.delimiter = {self.delimiter!r} has to be one character."
+            )
+        if not self.keywords_separator:
+            raise ConfigError("config.data.csv.keywords_separator cannot be empty.")
+        try:
+            "".encode(self.encoding)
+        except LookupError as error:
+            raise ConfigError(
+                f"config.data.csv.encoding = {self.encoding!r} is not a known encoding."
+            ) from error
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenizerConfig:
+    """Where token ids come from."""
+
+    path: str | None = None  # a tokenizer.json; None = learn a vocabulary from the captions
+    vocabulary_size: int = 2048  # entries at most, when learned; 259 are bytes and markers
+    begin_token: str | None = None  # None = the first known one that the vocabulary has, or none
+    end_token: str | None = None  # likewise
+    pad_token: str | None = None  # likewise, but there has to be one
+
+    def __post_init__(self) -> None:
+        if self.vocabulary_size < LEAST_VOCABULARY:
+            raise ConfigError(
+                f"config.data.tokenizer.vocabulary_size = {self.vocabulary_size} has to be at "
+                f"least {LEAST_VOCABULARY}: 256 bytes, begin, end and padding."
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CaptionConfig:
+    """How captions are made from a record. The three weights are taken relative to their sum; a
+    record without keywords always gives its caption."""
+
+    name: float = 0.4  # weight of the caption alone
+    name_and_keywords: float = 0.3  # weight of the caption and some keywords, in random order
+    keywords: float = 0.3  # weight of some keywords without the caption
+    most_keywords: int = 4  # how many keywords are taken at most; at least one is
+    templates: tuple[str, ...] = ()  # for example ("a picture of {}",)
+    template_share: float = 0.0  # share of captions that are put into one of the templates
+
+    def __post_init__(self) -> None:
+        weights = (self.name, self.name_and_keywords, self.keywords)
+        if min(weights) < 0 or sum(weights) <= 0:
+            raise ConfigError(
+                "config.data.captions: the weights name, name_and_keywords and keywords cannot be "
+                f"negative, and one has to be positive; given are {weights}."
+            )
+        if self.most_keywords < 1:
+            raise ConfigError(
+                f"config.data.captions.most_keywords = {self.most_keywords} has to be at least 1."
+            )
+        if not 0 <= self.template_share <= 1:
+            raise ConfigError(
+                f"config.data.captions.template_share = {self.template_share} has to lie between 0 "
+                "and 1."
+            )
+        if bool(self.template_share) != bool(self.templates):
+            raise ConfigError(
+                "config.data.captions.templates and template_share go together; one of them is not "
+                "set."
+            )
+        for template in self.templates:
+            if "{}" not in template:
+                raise ConfigError(
+                    f"config.data.captions.templates: {template!r} has no {{}} for the caption."
+                )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AugmentConfig:
+    """How far training pictures are changed. 0 = off."""
+
+    zoom: float = 0.2  # size times or divided by up to 1 + zoom
+    stretch: float = 0.1  # width over height times or divided by up to 1 + stretch
+    shift: float = 0.1  # moved by up to this share of the side, each way
+    rotate: float = 10.0  # turned by up to so many degrees, each way
+    flip: float = 0.0  # share of pictures that are mirrored (arrows and letters change meaning)
+    brightness: float = 0.2  # all values times 1 - brightness ... 1 + brightness
+    contrast: float = 0.2  # distance from the mean grey times 1 - contrast ... 1 + contrast
+    saturation: float = 0.3  # distance from grey times 1 - saturation ... 1 + saturation
+    hue: float = 10.0  # colours turned around the grey axis by up to so many degrees
+    grayscale: float = 0.05  # share of pictures that lose their colour
+    blur: float = 0.1  # share of pictures that are blurred (3 x 3, of random weight)
+    cutout: float = 0.0  # a rectangle of up to this share of each side gets the mean colour
+
+    def __post_init__(self) -> None:
+        shares = ("shift", "flip", "brightness", "contrast", "grayscale", "blur", "cutout")
+        limits = {**dict.fromkeys(shares, 1.0), "rotate": 180.0, "hue": 180.0}
+        for field in dataclasses.fields(self):
+            value, limit = getattr(self, field.name), limits.get(field.name, math.inf)
+            if not 0 <= value <= limit:
+                raise ConfigError(
+                    f"config.data.augment.{field.name} = {value} has to lie between 0 and "
+                    f"{limit:g}."
+                )
+
+    @property
+    def geometric(self) -> bool:
+        """Whether pictures are moved at all."""
+        return any((self.zoom, self.stretch, self.shift, self.rotate, self.flip))
+
+    def room(self, image_size: int) -> int:
+        """The side at which pictures wait for their geometry."""
+        return math.ceil(image_size * _ROOM) if self.geometric else image_size
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Pairs, and how they become batches."""
+
+    source: str = "emoji"  # "emoji", the built-in set, or the path of your .csv or .tsv file
+    cache: str = "~/.cache/contrastive"  # where data sets are prepared
+    image_size: int = 32  # side of the pictures that the model sees, in pixels
+    text_length: int = 16  # token ids a caption, begin and end included
+    tokenizer: TokenizerConfig = dataclasses.field(default_factory=TokenizerConfig)
+    captions: CaptionConfig = dataclasses.field(default_factory=CaptionConfig)
+    augment: AugmentConfig = dataclasses.field(default_factory=AugmentConfig)
+    csv: CsvConfig = dataclasses.field(default_factory=CsvConfig)
+    max_bad_share: float = 0.1  # a run does not start if more of its samples are unusable
+    memory_mib: int = 1024  # decoded pictures stay in memory if they fit in so much
+    threads: int = 2  # that prepare batches; 0 = in the caller's thread
+    prefetch: int = 4  # batches prepared ahead
+
+    def __post_init__(self) -> None:
+        if self.source != "emoji" and pathlib.Path(self.source).suffix.lower() not in _TABLES:
+            raise ConfigError(
+                f"config.data.source = {self.source!r} has to be 'emoji' or the path of a .csv or "
+                ".tsv file."
+            )
+        least_of = {"image_size": 1, "text_length": 1, "memory_mib": 0, "threads": 0, "prefetch": 0}
+        for name, least in least_of.items():
+            if getattr(self, name) < least:
+                raise ConfigError(
+                    f"config.data.{name} = {getattr(self, name)} has to be at least {least}."
+                )
+        if not 0 <= self.max_bad_share <= 1:
+            raise ConfigError(
+                f"config.data.max_bad_share = {self.max_bad_share} has to lie between 0 and 1."
+            )
