@@ -1,7 +1,7 @@
 """Every loss and measure in plain NumPy float64: what the fast paths are compared with.
 
-Whole matrices, no blocks, no devices, gradients written out by formula. Each loss returns
-``(loss, gradients)``, the gradients by argument name. The rules that all losses share:
+Whole matrices, gradients by formula: each loss returns ``(loss, gradients by argument name)``. The
+rules that all losses share:
 
 * Row ``i`` exists where its weight is positive. Rows that don't exist are neither queries nor
   candidates, whatever they hold; a query that doesn't exist takes its own ``negatives`` with it.
@@ -13,28 +13,24 @@ Whole matrices, no blocks, no devices, gradients written out by formula. Each lo
   right to float64 at any scale.
 """
 
-from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import ArrayLike
 
+ArrayLike: TypeAlias = Any  # an array of NumPy or JAX, a number, nested lists
 Result: TypeAlias = tuple[float, dict[str, np.ndarray]]
-
-
-# --- building blocks ------------------------------------------------------------------------------
 
 
 def _f64(x: ArrayLike) -> np.ndarray:
     return np.asarray(x).astype(np.float64)
 
 
-def _softplus(x: np.ndarray) -> np.ndarray:
-    return np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
+def _softplus(x: ArrayLike) -> np.ndarray:
+    return np.asarray(np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))))
 
 
-def _sigmoid(x: np.ndarray) -> np.ndarray:
-    return np.exp(-_softplus(-x))
+def _sigmoid(x: ArrayLike) -> np.ndarray:
+    return np.asarray(np.exp(-_softplus(-x)))
 
 
 def _logsumexp(x: np.ndarray) -> np.ndarray:
@@ -42,7 +38,7 @@ def _logsumexp(x: np.ndarray) -> np.ndarray:
     top = x.max(-1, initial=-np.inf, keepdims=True)
     safe = np.where(np.isfinite(top), top, 0.0)
     with np.errstate(divide="ignore"):
-        return (np.log(np.exp(x - safe).sum(-1, keepdims=True)) + safe)[..., 0]
+        return np.asarray((np.log(np.exp(x - safe).sum(-1, keepdims=True)) + safe)[..., 0])
 
 
 def _softmax(x: np.ndarray) -> np.ndarray:
@@ -97,16 +93,14 @@ class _Tape:
 def _rows(
     tape: _Tape,
     pair: tuple[str, str],
-    blocks: Iterable[tuple[str, str, np.ndarray]],
+    blocks: list[tuple[str, str, np.ndarray]],
     share: np.ndarray,
     decoupled: bool = False,
 ) -> float:
     """``Σ_i share_i softplus(n_i − s_ii)`` and its gradients; decoupled: ``n_i − s_ii``.
 
-    ``blocks``: (left, right, which entries are negatives of row i); ``s_ii`` is the diagonal of
-    ``pair``.
+    ``blocks``: (left, right, which entries are negatives); ``s_ii`` is the diagonal of ``pair``.
     """
-    blocks = list(blocks)
     logits = np.concatenate(
         [np.where(mask, tape.logits(left, right), -np.inf) for left, right, mask in blocks], axis=1
     )
@@ -162,7 +156,7 @@ def info_nce(
     are not candidates (MoCo).
     """
     tape, share, exists, mask = _pairs(scale, key_ids, weights, queries=queries, keys=keys)
-    blocks = [("queries", "keys", mask)] if in_batch else []
+    blocks = [("queries", "keys", mask & in_batch)]
     if negatives is None:
         return _rows(tape, ("queries", "keys"), blocks, share), tape.gradients
     extra = _f64(negatives)
