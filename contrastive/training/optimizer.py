@@ -7,7 +7,9 @@ import jax
 import optax
 
 from contrastive.errors import ConfigError
-from contrastive.temperature import clip_log_scale
+from contrastive.temperature import clip_log_scale, path_names
+
+_UNDECAYED = ("positions", "class_token", "query")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,19 +56,17 @@ def make_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
 
 
 def decay_mask(parameters: Any) -> Any:
-    """True for weight matrices, convolution kernels and embedding tables; False for norms, biases,
-    positions and the log-scale. Decided by name: layers stacked for a scan make norms look like
-    matrices."""
+    """True for what decays: weight matrices, convolution kernels and token tables.
+
+    False for biases, norms, positions, learned queries and the log-scale. Decided by name: layers
+    stacked for a scan make norms look like matrices.
+    """
 
     def decays(path: Any, _: Any) -> bool:
-        return _names(path)[-1] in ("kernel", "embedding")
+        name = path_names(path)[-1]
+        return not (name.endswith(("bias", "scale")) or name in _UNDECAYED)
 
     return jax.tree_util.tree_map_with_path(decays, parameters)
-
-
-def _names(path: Any) -> list[str]:
-    names = [str(getattr(key, "key", getattr(key, "name", key))) for key in path]
-    return [name for name in names if name not in ("value", "")]
 
 
 def make_optimizer(

@@ -1,0 +1,190 @@
+"""The main job, end to end on a tiny set: files, resume, signals, errors, devices."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from contrastive import config as config_lib
+from contrastive import objectives
+from contrastive.commands.train import train
+from contrastive.errors import ConfigError, UserError
+from contrastive.recipe import Recipe
+from contrastive.training.loop import NonFiniteLoss
+
+
+def run(config, workdir, *overrides, devices=1, new=False):
+    recipe = config_lib.resolve(Recipe, config, [f"--config.{o}" for o in overrides])
+    stream = io.StringIO()
+    status = train(recipe, workdir, new=new, devices=jax.devices()[:devices], stream=stream)
+    assert status == 0
+    return stream.getvalue()
+
+
+def read_metrics(workdir):
+    lines = (workdir / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+TIMING = ("examples_per_second", "input_wait_share")
+
+
+def training_lines(workdir):
+    return [
+        {k: v for k, v in line.items() if k not in TIMING}
+        for line in read_metrics(workdir)
+        if "loss" in line
+    ]
+
+
+def test_a_run_leaves_everything_that_people_look_for(tiny, tmp_path):
+    workdir = tmp_path / "run"
+    said = run(tiny, workdir, "log.tensorboard=true", "eval.every=4")
+    for name in ("config.json", "metrics.jsonl", "evaluation.json", "report/index.html"):
+        assert (workdir / name).is_file(), name
+    assert list((workdir / "tensorboard").iterdir())
+    assert sorted(p.name for p in (workdir / "checkpoints").iterdir()) == ["4", "8"]
+    assert f"Report: {workdir / 'report' / 'index.html'}" in said
+    lines = training_lines(workdir)
+    assert [line["step"] for line in lines] == list(range(1, 9))
+    assert {
+        "loss",
+        "scale",
+        "temperature",
+        "accuracy/image_to_text",
+        "accuracy/text_to_image",
+        "positive_cosine/mean",
+        "positive_cosine/min",
+        "negative_cosine/mean",
+        "negative_cosine/max",
+        "gradient_norm",
+        "learning_rate",
+    } <= set(lines[0])
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    assert any("evaluation/" in key for line in read_metrics(workdir) for key in line)
+
+
+def test_A17_the_logged_scale_is_not_its_logarithm(tiny, tmp_path):
+    run(tiny, tmp_path / "run", "total_steps=3")
+    first = training_lines(tmp_path / "run")[0]
+    np.testing.assert_allclose(first["scale"], 1 / 0.07, rtol=1e-6)
+    np.testing.assert_allclose(first["temperature"], 0.07, rtol=1e-6)
+
+
+@pytest.mark.parametrize("loss", ["clip", "siglip", "info_nce"])
+def test_resuming_equals_never_having_stopped_to_the_last_bit(tiny, tmp_path, loss):
+    tiny.loss = {"name": loss}
+    tiny.average_decay = 0.9
+    run(tiny, tmp_path / "whole")
+    run(tiny, tmp_path / "parts", "stop_at=3")
+    assert not (tmp_path / "parts" / "evaluation.json").exists()
+    said = run(tiny, tmp_path / "parts")
+    assert "at step 3" in said
+    assert training_lines(tmp_path / "parts") == training_lines(tmp_path / "whole")
+    whole, parts = (
+        json.loads((tmp_path / name / "evaluation.json").read_text()) for name in ("whole", "parts")
+    )
+    assert parts == whole
+
+
+def test_steps_after_the_checkpoint_are_done_again_and_logged_once(tiny, tmp_path):
+    workdir = tmp_path / "run"
+    run(tiny, workdir, "stop_at=6")
+    expected = training_lines(workdir)
+    os.rename(workdir / "checkpoints" / "6", tmp_path / "lost")
+    run(tiny, workdir)
+    lines = training_lines(workdir)
+    assert [line["step"] for line in lines] == list(range(1, 9))
+    assert lines[:6] == expected
+
+
+def test_a_finished_run_is_not_trained_again(tiny, tmp_path):
+    run(tiny, tmp_path / "run")
+    before = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert "Report:" in run(tiny, tmp_path / "run")
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
+
+
+def test_another_configuration_in_the_same_workdir_is_refused(tiny, tmp_path):
+    run(tiny, tmp_path / "run", "stop_at=2")
+    with pytest.raises(ConfigError, match=r"optimizer.learning_rate was 0.003, now 0.1"):
+        run(tiny, tmp_path / "run", "optimizer.learning_rate=0.1")
+    run(tiny, tmp_path / "run", "optimizer.learning_rate=0.01", "stop_at=2", new=True)
+    assert (tmp_path / "run.old-1" / "metrics.jsonl").is_file()
+
+
+def test_eight_devices_give_the_losses_of_one(tiny, tmp_path):
+    for devices in (1, 8):
+        run(tiny, tmp_path / str(devices), "total_steps=20", "checkpoint.every=0", devices=devices)
+    one, eight = ([line["loss"] for line in training_lines(tmp_path / name)] for name in ("1", "8"))
+    np.testing.assert_allclose(eight, one, rtol=1e-5)
+
+
+def test_a_run_goes_on_with_another_number_of_devices(tiny, tmp_path):
+    run(tiny, tmp_path / "whole")
+    run(tiny, tmp_path / "moved", "stop_at=4", devices=1)
+    run(tiny, tmp_path / "moved", devices=4)
+    whole, moved = (
+        [line["loss"] for line in training_lines(tmp_path / name)] for name in ("whole", "moved")
+    )
+    np.testing.assert_allclose(moved, whole, rtol=1e-5)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_and_checkpoint(tiny, tmp_path):
+    with pytest.raises(NonFiniteLoss, match=r"at step \d+; (checkpoint|there is no)"):
+        run(tiny, tmp_path / "run", "optimizer.learning_rate=1e38", "optimizer.clip_norm=none")
+
+
+def test_a_batch_that_does_not_divide_is_refused_before_anything_is_written(tiny, tmp_path):
+    with pytest.raises(ConfigError, match="8 devices"):
+        run(tiny, tmp_path / "run", "batch_size=20", devices=8)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_damaged_config_is_one_sentence(tiny, tmp_path):
+    run(tiny, tmp_path / "run", "stop_at=2")
+    (tmp_path / "run" / "config.json").write_text('{"name": ')
+    with pytest.raises(UserError, match=r"config\.json is damaged"):
+        run(tiny, tmp_path / "run")
+
+
+def test_E09_the_step_is_traced_once(tiny, tmp_path, monkeypatch):
+    traces = []
+    watch = objectives._watch
+    monkeypatch.setattr(objectives, "_watch", lambda *a: traces.append(1) or watch(*a))
+    run(tiny, tmp_path / "run", "total_steps=7", "eval.every=3", "checkpoint.every=2")
+    assert len(traces) == 1
+
+
+def test_E16_a_termination_signal_saves_first_and_the_run_goes_on(tiny, tmp_path):
+    recipe = tmp_path / "recipe.py"
+    tiny.total_steps = 2000
+    tiny.checkpoint.every = 0
+    recipe.write_text(
+        f"from ml_collections import ConfigDict\ndef get_config():\n"
+        f"    return ConfigDict({tiny.to_dict()!r})\n"
+    )
+    workdir = tmp_path / "run"
+    command = [sys.executable, "-m", "contrastive.cli", "train"]
+    command += [f"--config={recipe}", f"--workdir={workdir}"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and process.poll() is None:
+            if (workdir / "metrics.jsonl").exists() and len(read_metrics(workdir)) > 3:
+                break
+            time.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, output
+    (step,) = (int(p.name) for p in (workdir / "checkpoints").iterdir())
+    assert f"after step {step} of 2000" in output
+    assert training_lines(workdir)[-1]["step"] == step
