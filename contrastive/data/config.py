@@ -23,6 +23,7 @@ class CsvConfig:
     split: str = "split"  # column that names each row's split ("train", "validation", ...), if any
     held_out_share: float = 0.1  # without that column: share of contents kept for "validation"
     delimiter: str | None = None  # between cells; None = tab for .tsv, comma otherwise
+    quoted: bool = True  # cells may stand in double quotes; False = a quote is a character
     encoding: str = "utf-8"  # of the file; for example "latin-1" or "utf-16"
     undecodable: Literal["skip", "replace"] = "skip"  # a row with text that is not valid in it
 
@@ -51,7 +52,7 @@ class TokenizerConfig:
     """Where token ids come from."""
 
     path: str | None = None  # a tokenizer.json; None = learn a vocabulary from the captions
-    vocabulary_size: int = 2048  # entries at most, when learned; 259 are bytes and markers
+    vocabulary_size: int = 4096  # entries at most, when learned; 259 are bytes and markers
     begin_token: str | None = None  # None = the first known one that the vocabulary has, or none
     end_token: str | None = None  # likewise
     pad_token: str | None = None  # likewise, but there has to be one

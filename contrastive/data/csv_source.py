@@ -19,6 +19,10 @@ from contrastive.errors import DataError
 _FIELD_LIMIT = 1 << 24  # characters in one cell
 
 
+class _BadRow(Exception):
+    """The text is not a table from here on."""
+
+
 class Row(NamedTuple):
     """The cells of one row that matter, undecodable bytes as lone surrogates."""
 
@@ -89,10 +93,18 @@ def read_csv(path: pathlib.Path, config: CsvConfig) -> list[Row]:
     delimiter = config.delimiter or ("\t" if path.suffix.lower() == ".tsv" else ",")
     old_limit = csv.field_size_limit(_FIELD_LIMIT)
     try:
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+        reader = csv.reader(
+            io.StringIO(text, newline=""),
+            delimiter=delimiter,
+            strict=True,
+            quoting=csv.QUOTE_MINIMAL if config.quoted else csv.QUOTE_NONE,
+        )
         return list(_rows(path, reader, config))
-    except csv.Error as error:
-        raise DataError(f"{path} cannot be read as a table: {error}.") from error
+    except _BadRow as error:
+        hint = " If quotes are plain characters in it, set config.data.csv.quoted=False."
+        raise DataError(
+            f"{path} cannot be read as a table: {error}.{hint if config.quoted else ''}"
+        ) from error
     finally:
         csv.field_size_limit(old_limit)
 
@@ -115,18 +127,21 @@ def _read_text(path: pathlib.Path, config: CsvConfig) -> str:
     if data[:2] in (b"\xff\xfe", b"\xfe\xff") and "16" not in config.encoding:
         raise DataError(f"{path} is a UTF-16 file; set config.data.csv.encoding=utf-16.")
     utf8 = config.encoding.lower().replace("_", "-") in ("utf-8", "utf8")
-    return data.decode("utf-8-sig" if utf8 else config.encoding, "surrogateescape")
+    try:
+        return data.decode("utf-8-sig" if utf8 else config.encoding, "surrogateescape")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not a text in {config.encoding}: {error.reason}.") from error
 
 
 def _rows(path: pathlib.Path, reader: Iterator[list[str]], config: CsvConfig) -> Iterator[Row]:
-    header = [name.strip() for name in next(reader, [])]
+    header = [name.strip() for name in _next_row(reader) or []]
     for column in (config.image, config.caption):
         if column not in header:
             raise DataError(_missing_column(path, column, header, config))
     position = {name: header.index(name) for name in header}
     optional = {name: position.get(name) for name in (config.keywords, config.split)}
     count = 0
-    for cells in reader:
+    while (cells := _next_row(reader)) is not None:
         if not any(cell.strip() for cell in cells):
             continue
         count += 1
@@ -143,6 +158,14 @@ def _rows(path: pathlib.Path, reader: Iterator[list[str]], config: CsvConfig) ->
         )
     if not count:
         raise DataError(f"{path} has a header line but no rows.")
+
+
+def _next_row(reader: Iterator[list[str]]) -> list[str] | None:
+    begin = reader.line_num + 1  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        return next(reader, None)
+    except csv.Error as error:
+        raise _BadRow(f"the row that begins in line {begin} is malformed ({error})") from error
 
 
 def _missing_column(path: pathlib.Path, column: str, header: list[str], config: CsvConfig) -> str:

@@ -8,167 +8,42 @@ the rows. So the same global batches come on any number of processes and threads
 one number.
 """
 
-import dataclasses
-import hashlib
-import json
-import logging
 import pathlib
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import grain
 import numpy as np
-from jaxtyping import Int32, Int64
 from PIL import Image
 
 from contrastive.data.augment import augment
-from contrastive.data.captions import canonical, choose_captions
+from contrastive.data.captions import choose_captions
 from contrastive.data.config import DataConfig
 from contrastive.data.draws import example_keys, shuffle_seed
-from contrastive.data.records import DataErrors, Record, SampleError, Source
-from contrastive.data.sources import content_ids, open_source
+from contrastive.data.examples import (
+    EvaluationPairs,
+    Examples,
+    Progress,
+    read_evaluation_pairs,
+    read_examples,
+    read_picture,
+)
+from contrastive.data.records import SampleError, Source
+from contrastive.data.sources import open_source
 from contrastive.data.tokenizer import Tokenizer, load_tokenizer
-from contrastive.data.transforms import decode_image, resize, square
 from contrastive.errors import ConfigError, DataError
 
 __all__ = [
     "BatchLoader",
     "DataConfig",
+    "EvaluationPairs",
     "Examples",
     "load_tokenizer",
     "open_source",
+    "read_evaluation_pairs",
     "read_examples",
 ]
 
 Batch = dict[str, np.ndarray]
-_log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True)
-class Examples:
-    """The usable examples of a source.
-
-    Attributes:
-      index: Their indices in the source.
-      captions, keywords: Their texts.
-      ids: Content ids; examples with the same caption or the same picture have the same.
-      images: Their pictures, square and small, if they fit in memory.
-      fingerprint: A digest of all this: equal data, equal fingerprint.
-      errors: The samples that are left out.
-    """
-
-    index: Int64[np.ndarray, " n"]
-    captions: Sequence[str]
-    keywords: Sequence[Sequence[str]]
-    ids: Int32[np.ndarray, " n"]
-    images: Sequence[Image.Image] | None
-    fingerprint: str
-    errors: DataErrors
-
-    def __len__(self) -> int:
-        return len(self.captions)
-
-
-def read_picture(record: Record, config: DataConfig) -> Image.Image:
-    """The picture of a record, square, no larger than augmentation needs it."""
-    image = square(decode_image(record["image"]))
-    room = config.augment.room(config.image_size)
-    small = config.augment.geometric and image.width <= room
-    return image if small else resize(image, room)
-
-
-def read_examples(
-    source: Source, config: DataConfig, error_log: pathlib.Path | None = None
-) -> Examples:
-    """Reads and decodes every sample once.
-
-    Args:
-      source: The records.
-      config: Picture sizes, memory limit and the share of bad samples that is allowed.
-      error_log: Where skipped samples are listed, one JSON object a line.
-
-    Raises:
-      DataError: There is no usable sample, or too many are not.
-    """
-    room = config.augment.room(config.image_size)
-    in_memory = len(source) * room * room * 4 <= config.memory_mib << 20
-    errors, rows = DataErrors(), _Rows()
-    for index in range(len(source)):
-        key = f"sample {index}"
-        try:
-            record = source[index]
-            key = record["key"]
-            caption = record["caption"]
-            if not isinstance(caption, str) or not caption.strip():
-                raise SampleError("empty caption")
-            picture = read_picture(record, config)
-        except SampleError as error:
-            errors.add(index, error.key or key, error)
-            continue
-        rows.add(index, record, picture if in_memory else None)
-    if error_log is not None:
-        errors.write(error_log)
-    _check_share(len(source), errors, config, error_log)
-    return rows.examples(errors)
-
-
-class _Rows:
-    """Collects the columns of :class:`Examples`."""
-
-    def __init__(self) -> None:
-        self.index: list[int] = []
-        self.captions: list[str] = []
-        self.keywords: list[tuple[str, ...]] = []
-        self.ids: list[int] = []
-        self.digests: list[bytes] = []
-        self.images: list[Image.Image | None] = []
-
-    def add(self, index: int, record: Record, picture: Image.Image | None) -> None:
-        self.index.append(index)
-        self.captions.append(record["caption"].strip())
-        self.keywords.append(tuple(record["keywords"]))
-        self.ids.append(record["id"])
-        self.digests.append(hashlib.blake2b(record["image"], digest_size=16).digest())
-        self.images.append(picture)
-
-    def examples(self, errors: DataErrors) -> Examples:
-        ids = np.array(self.ids, np.int32)
-        unknown = np.flatnonzero(ids < 0)
-        numbers = content_ids([(canonical(self.captions[i]), self.digests[i]) for i in unknown])
-        ids[unknown] = np.array(numbers, np.int32) + max(ids.max(), -1) + 1
-        content = hashlib.blake2b(digest_size=8)
-        for row in zip(self.index, self.captions, self.keywords, ids.tolist(), strict=True):
-            content.update(json.dumps(row).encode())
-        images = [image for image in self.images if image is not None]
-        return Examples(
-            index=np.array(self.index, np.int64),
-            captions=self.captions,
-            keywords=self.keywords,
-            ids=ids,
-            images=images or None,
-            fingerprint=content.hexdigest(),
-            errors=errors,
-        )
-
-
-def _check_share(
-    total: int, errors: DataErrors, config: DataConfig, error_log: pathlib.Path | None
-) -> None:
-    bad = len(errors)
-    if total == 0:
-        raise DataError("The data source is empty.")
-    if not bad:
-        return
-    first = errors.entries[0]
-    where = f"All are listed in {error_log}." if error_log else ""
-    account = (
-        f"{bad:,} of {total:,} samples ({bad / total:.1%}) cannot be used: {errors.summary()}. "
-        f"The first is {first['key']}: {first['reason']}."
-    )
-    if bad == total or bad > config.max_bad_share * total:
-        limit = f"config.data.max_bad_share allows {config.max_bad_share:.1%}."
-        raise DataError(" ".join(filter(None, (account, limit, where))))
-    _log.warning("%s They are skipped. %s", account, where)
 
 
 class _Loaded(NamedTuple):
@@ -187,7 +62,7 @@ class BatchLoader:
     Attributes:
       errors: The samples that were skipped.
       steps_per_epoch, dropped_per_epoch: How the epoch divides.
-      truncated_captions: Captions that were cut in the batches delivered so far.
+      truncated_captions: Captions cut in the rows that this loader has delivered.
     """
 
     def __init__(
@@ -201,6 +76,7 @@ class BatchLoader:
         process_index: int = 0,
         process_count: int = 1,
         error_log: pathlib.Path | None = None,
+        progress: Progress | None = None,
     ) -> None:
         """Reads every sample once (:func:`read_examples`) and starts at the first batch.
 
@@ -213,6 +89,7 @@ class BatchLoader:
           process_index: Which part of each batch is delivered.
           process_count: Into how many parts it is cut.
           error_log: Where skipped samples are listed; give it to one process only.
+          progress: Is told how many of how many samples are read.
 
         Raises:
           DataError: Too few usable samples.
@@ -226,7 +103,7 @@ class BatchLoader:
         self._batch_size, self._seed = batch_size, seed
         self._rows = batch_size // process_count
         self._part = (process_index, process_count)
-        self.examples = read_examples(source, config, error_log)
+        self.examples = read_examples(source, config, error_log=error_log, progress=progress)
         self.errors = self.examples.errors
         self.steps_per_epoch, self.dropped_per_epoch = divmod(len(self.examples), batch_size)
         if not self.steps_per_epoch:
@@ -242,8 +119,9 @@ class BatchLoader:
         order = grain.MapDataset.range(len(self.examples)).shuffle(seed=shuffle_seed(self._seed))
         order = order[: self.steps_per_epoch * self._batch_size].repeat()
         parts = order.batch(self._rows, drop_remainder=True, batch_fn=list)
+        ahead = self._config.prefetch
         options = grain.ReadOptions(
-            num_threads=self._config.threads, prefetch_buffer_size=self._config.prefetch
+            num_threads=min(self._config.threads, ahead), prefetch_buffer_size=ahead
         )
         return parts[index::count].map_with_index(self._load).to_iter_dataset(options)
 

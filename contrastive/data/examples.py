@@ -1,0 +1,211 @@
+"""The usable examples of a source: what can be read, and the account of what cannot.
+
+Every sample is read and decoded once. What is damaged, missing or without words is counted, named
+and left out; above a set share of such samples nothing starts.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import logging
+import pathlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int32, Int64, UInt8
+from PIL import Image
+
+from contrastive.data.captions import canonical
+from contrastive.data.config import DataConfig
+from contrastive.data.records import DataErrors, Record, SampleError, Source
+from contrastive.data.sources import content_ids
+from contrastive.data.transforms import decode_image, evaluation_image, resize, square
+from contrastive.errors import DataError
+
+Progress = Callable[[int, int], None]
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """The usable examples of a source.
+
+    Attributes:
+      index: Their indices in the source.
+      captions, keywords: Their texts.
+      ids: Content ids; examples with the same caption or the same picture have the same.
+      images: Their pictures, square and small, if they fit in memory.
+      fingerprint: A digest of all this: equal data, equal fingerprint.
+      errors: The samples that are left out.
+    """
+
+    index: Int64[np.ndarray, " n"]
+    captions: Sequence[str]
+    keywords: Sequence[Sequence[str]]
+    ids: Int32[np.ndarray, " n"]
+    images: Sequence[Image.Image] | None
+    fingerprint: str
+    errors: DataErrors
+
+    def __len__(self) -> int:
+        return len(self.captions)
+
+
+def read_picture(record: Record, config: DataConfig) -> Image.Image:
+    """The picture of a record, square, no larger than augmentation needs it."""
+    image = square(decode_image(record["image"]))
+    room = config.augment.room(config.image_size)
+    small = config.augment.geometric and image.width <= room
+    return image if small else resize(image, room)
+
+
+def read_examples(
+    source: Source,
+    config: DataConfig,
+    *,
+    error_log: pathlib.Path | None = None,
+    progress: Progress | None = None,
+) -> Examples:
+    """Reads and decodes every sample once.
+
+    Args:
+      source: The records.
+      config: Picture sizes, memory limit and the share of bad samples that is allowed.
+      error_log: Where skipped samples are listed, one JSON object a line.
+      progress: Is told about once a second how many of how many samples are read.
+
+    Raises:
+      DataError: There is no usable sample, or too many are not.
+    """
+    room = config.augment.room(config.image_size)
+    in_memory = len(source) * room * room * 4 <= config.memory_mib << 20
+    errors, rows = DataErrors(), _Rows()
+    read = functools.partial(read_picture, config=config)
+    for index, record, picture in _usable(source, read, errors, progress):
+        rows.add(index, record, picture if in_memory else None)
+    if error_log is not None:
+        errors.write(error_log)
+    _check_share(len(source), errors, config, error_log)
+    return rows.examples(errors)
+
+
+def _usable(
+    source: Source,
+    read: Callable[[Record], Image.Image],
+    errors: DataErrors,
+    progress: Progress | None,
+) -> Iterator[tuple[int, Record, Image.Image]]:
+    """The samples that can be used, with their pictures; the others go to ``errors``."""
+    told = time.monotonic()
+    for index in range(len(source)):
+        if progress is not None and time.monotonic() - told > 1.0:
+            progress(index, len(source))
+            told = time.monotonic()
+        key = f"sample {index}"
+        try:
+            record = source[index]
+            key = record["key"]
+            if not (record["caption"] or "").strip():
+                raise SampleError("empty caption")
+            picture = read(record)
+        except SampleError as error:
+            errors.add(index, error.key or key, error)
+            continue
+        yield index, record, picture
+
+
+class EvaluationPairs(NamedTuple):
+    """What a model is evaluated on.
+
+    Attributes:
+      images: Their pixels, as towers see them outside of training.
+      records: Their records, in the same order.
+      ids: Content ids; pairs with the same caption or the same picture have the same.
+      errors: The samples that are left out.
+    """
+
+    images: UInt8[np.ndarray, "n size size 3"]
+    records: list[Record]
+    ids: Int32[np.ndarray, " n"]
+    errors: DataErrors
+
+
+def read_evaluation_pairs(source: Source, config: DataConfig) -> EvaluationPairs:
+    """Reads the pairs of an evaluation split, in order, by the rules of training.
+
+    Raises:
+      DataError: There is no usable sample, or too many are not.
+    """
+    errors, rows = DataErrors(), _Rows()
+    images: list[np.ndarray] = []
+    records: list[Record] = []
+    for index, record, picture in _usable(
+        source, lambda record: decode_image(record["image"]), errors, None
+    ):
+        rows.add(index, record, None)
+        records.append(record)
+        images.append(evaluation_image(picture, config.image_size))
+    _check_share(len(source), errors, config, None)
+    return EvaluationPairs(np.stack(images), records, rows.examples(errors).ids, errors)
+
+
+class _Rows:
+    """Collects the columns of :class:`Examples`."""
+
+    def __init__(self) -> None:
+        self.index: list[int] = []
+        self.captions: list[str] = []
+        self.keywords: list[tuple[str, ...]] = []
+        self.ids: list[int] = []
+        self.digests: list[bytes] = []
+        self.images: list[Image.Image | None] = []
+
+    def add(self, index: int, record: Record, picture: Image.Image | None) -> None:
+        self.index.append(index)
+        self.captions.append(record["caption"].strip())
+        self.keywords.append(tuple(record["keywords"]))
+        self.ids.append(record["id"])
+        self.digests.append(hashlib.blake2b(record["image"], digest_size=16).digest())
+        self.images.append(picture)
+
+    def examples(self, errors: DataErrors) -> Examples:
+        ids = np.array(self.ids, np.int32)
+        unknown = np.flatnonzero(ids < 0)
+        numbers = content_ids([(canonical(self.captions[i]), self.digests[i]) for i in unknown])
+        ids[unknown] = np.array(numbers, np.int32) + max(ids.max(), -1) + 1
+        content = hashlib.blake2b(digest_size=8)
+        for row in zip(self.index, self.captions, self.keywords, ids.tolist(), strict=True):
+            content.update(json.dumps(row).encode())
+        images = [image for image in self.images if image is not None]
+        return Examples(
+            index=np.array(self.index, np.int64),
+            captions=self.captions,
+            keywords=self.keywords,
+            ids=ids,
+            images=images or None,
+            fingerprint=content.hexdigest(),
+            errors=errors,
+        )
+
+
+def _check_share(
+    total: int, errors: DataErrors, config: DataConfig, error_log: pathlib.Path | None
+) -> None:
+    bad = len(errors)
+    if total == 0:
+        raise DataError("The data source is empty.")
+    if not bad:
+        return
+    first = errors.entries[0]
+    where = f"All are listed in {error_log}." if error_log else ""
+    account = (
+        f"{bad:,} of {total:,} samples ({bad / total:.1%}) cannot be used: {errors.summary()}. "
+        f"The first is {first['key']}: {first['reason']}."
+    )
+    if bad == total or bad > config.max_bad_share * total:
+        limit = f"config.data.max_bad_share allows {config.max_bad_share:.1%}."
+        raise DataError(" ".join(filter(None, (account, limit, where))))
+    _log.warning("%s They are skipped. %s", account, where)
