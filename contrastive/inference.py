@@ -1,0 +1,316 @@
+"""A trained model in use: pictures and texts to unit rows."""
+
+import logging
+import math
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Float32, Shaped
+from PIL import Image
+
+from contrastive.data.pipeline import DataConfig, load_tokenizer
+from contrastive.data.records import SampleError
+from contrastive.data.tokenizer import Tokenizer
+from contrastive.data.transforms import decode_image, evaluation_image
+from contrastive.errors import DataError
+from contrastive.geometry import normalize
+from contrastive.mesh import BATCH_AXES, Devices, MeshConfig, batch_sharding, make_mesh, replicated
+from contrastive.objectives import LossConfig, start_values
+from contrastive.towers import TwoTower, TwoTowerConfig
+
+Picture: TypeAlias = str | os.PathLike | bytes | Image.Image | np.ndarray
+_log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class ModelSettings(Protocol):
+    """What a model needs to know of its recipe."""
+
+    @property
+    def data(self) -> DataConfig: ...
+
+    @property
+    def model(self) -> TwoTowerConfig: ...
+
+    @property
+    def loss(self) -> LossConfig: ...
+
+    @property
+    def batch_size(self) -> int: ...
+
+
+def build_towers(recipe: ModelSettings, tokenizer: Tokenizer, *, rngs: nnx.Rngs) -> TwoTower:
+    """The towers that a recipe describes, freshly initialised."""
+    scale, bias = start_values(recipe.loss, recipe.batch_size)
+    return TwoTower(
+        recipe.model,
+        image_size=recipe.data.image_size,
+        text_length=recipe.data.text_length,
+        vocabulary_size=tokenizer.vocabulary_size,
+        pad_id=tokenizer.pad_id,
+        scale_init=scale,
+        bias_init=bias,
+        rngs=rngs,
+    )
+
+
+def initial_towers(recipe: ModelSettings, tokenizer: Tokenizer, seed: int) -> TwoTower:
+    """:func:`build_towers` compiled as one program; the parameters depend only on the seed."""
+
+    def build(key: jax.Array) -> TwoTower:
+        return build_towers(recipe, tokenizer, rngs=nnx.Rngs(key))
+
+    key = jax.random.key(seed)
+    graphdef = nnx.graphdef(nnx.eval_shape(build, key))
+    return nnx.merge(graphdef, jax.jit(lambda key: nnx.state(build(key)))(key))
+
+
+class Model:
+    """Two towers with what they need to read pictures and texts.
+
+    Inputs go through in batches of one fixed size: the last one is padded and the padding dropped,
+    so each tower is compiled once. Batches are cut over the devices; where the parameters lie on
+    a mesh already (as in training), that mesh is used.
+
+    Args:
+      recipe: The settings that the towers were built from.
+      towers: The towers.
+      tokenizer: Turns texts to ids.
+      devices: Where to compute, unless the parameters lie on a mesh; None: the default device.
+      batch_size: Rows that are encoded at a time, rounded up to a multiple of the devices.
+    """
+
+    def __init__(
+        self,
+        recipe: ModelSettings,
+        towers: TwoTower,
+        tokenizer: Tokenizer,
+        devices: Devices | None = None,
+        *,
+        batch_size: int = 256,
+    ) -> None:
+        self.recipe, self.tokenizer = recipe, tokenizer
+        self._log_scale = towers.log_scale[...]
+        self._bias = None if towers.bias is None else towers.bias[...]
+        self._graphdef, parameters = nnx.split(towers)
+        mesh = _mesh_of(parameters)
+        if mesh is None:
+            mesh = make_mesh(MeshConfig(), jax.devices()[:1] if devices is None else devices)
+            parameters = jax.device_put(parameters, replicated(mesh))
+        self._mesh, self._parameters = mesh, parameters
+        parts = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+        self.batch_size = math.ceil(batch_size / parts) * parts
+
+    @property
+    def embedding_dim(self) -> int:
+        """Entries of a row."""
+        return self.recipe.model.embedding_dim
+
+    @property
+    def scale(self) -> float:
+        """``exp(log_scale)``, what cosines are multiplied with in the loss."""
+        return math.exp(float(self._log_scale))
+
+    @property
+    def bias(self) -> float | None:
+        """The learned logit bias of a sigmoid loss; None where the loss has none."""
+        return None if self._bias is None else float(self._bias)
+
+    def encode_image(
+        self, images: Picture | Sequence[Picture]
+    ) -> Float32[np.ndarray, "images dim"]:
+        """Unit rows of pictures, in their order.
+
+        Args:
+          images: Paths, encoded bytes, PIL images or uint8 arrays ``[height, width, 3]`` of any
+            size; one, or a sequence (a uint8 array ``[n, height, width, 3]`` too).
+
+        Raises:
+          DataError: A picture cannot be read; it is named.
+          TypeError: Something is not a picture, or an array is not uint8.
+        """
+        if isinstance(images, Picture) and not (isinstance(images, np.ndarray) and images.ndim > 3):
+            images = [images]
+        size = self.recipe.data.image_size
+
+        def read(part: range) -> np.ndarray:
+            if isinstance(images, np.ndarray) and images.shape[1:] == (size, size, 3):
+                _check_pixels(images, part[0])
+                return images[part.start : part.stop]
+            return np.stack([_read(images[i], size, i) for i in part])
+
+        return self._encode("image", len(images), read)
+
+    def encode_text(self, texts: str | Sequence[str]) -> Float32[np.ndarray, "texts dim"]:
+        """Unit rows of texts, in their order."""
+        texts = [texts] if isinstance(texts, str) else texts
+
+        def read(part: range) -> np.ndarray:
+            return self.tokenizer.encode([texts[i] for i in part])
+
+        return self._encode("text", len(texts), read)
+
+    def similarity(
+        self, a: Float[np.ndarray, "n dim"], b: Float[np.ndarray, "m dim"]
+    ) -> Float32[np.ndarray, "n m"]:
+        """Cosines of the rows of ``a`` with the rows of ``b``."""
+        return np.asarray(normalize(a)) @ np.asarray(normalize(b)).T
+
+    def probability(
+        self, a: Float[np.ndarray, "n dim"], b: Float[np.ndarray, "m dim"]
+    ) -> Float32[np.ndarray, "n m"]:
+        """``sigmoid(scale · cosine + bias)``: how likely each pair belongs together, by itself.
+
+        Raises:
+          ValueError: The model has no bias, because its loss was a softmax.
+        """
+        if self.bias is None:
+            raise ValueError(
+                "this model has no logit bias, so it gives no probability of a single pair: it was "
+                "trained with a softmax loss. Use similarity(), or train with a sigmoid loss."
+            )
+        logits = self.scale * self.similarity(a, b) + self.bias
+        return np.exp(-np.logaddexp(0, -logits)).astype(np.float32)
+
+    def untrained(self, seed: int) -> "Model":
+        """The same architecture with fresh parameters: what a number has to beat."""
+        towers = initial_towers(self.recipe, self.tokenizer, seed)
+        devices = list(self._mesh.devices.flat)
+        return Model(self.recipe, towers, self.tokenizer, devices, batch_size=self.batch_size)
+
+    def _encode(
+        self, view: Literal["image", "text"], count: int, read: Callable[[range], np.ndarray]
+    ) -> np.ndarray:
+        rows = np.empty((count, self.embedding_dim), np.float32)
+        sharding = batch_sharding(self._mesh)
+        parts = [
+            range(start, min(start + self.batch_size, count))
+            for start in range(0, count, self.batch_size)
+        ]
+
+        def encoded() -> Iterator[tuple[range, jax.Array]]:
+            for part in parts:
+                padded = _pad(read(part), self.batch_size)
+                put = jax.make_array_from_callback(padded.shape, sharding, lambda i, x=padded: x[i])
+                yield part, _encode(self._parameters, put, self._graphdef, view, self._mesh)
+
+        with jax.set_mesh(self._mesh):
+            for part, values in _one_ahead(encoded()):
+                rows[part.start : part.stop] = np.asarray(values.addressable_data(0))[: len(part)]
+        return rows
+
+
+def load(
+    path: str | os.PathLike, *, devices: Devices | None = None, batch_size: int = 256
+) -> Model:
+    """The model of a run: settings, tokenizer and the newest checkpoint that can be read.
+
+    Args:
+      path: The run's folder.
+      devices: Where to compute; None: the default device. Need not be those of the training.
+      batch_size: Rows that are encoded at a time.
+
+    Raises:
+      UserError: ``path`` is not the folder of a run.
+      CheckpointError: No checkpoint can be read.
+    """
+    from contrastive.recipe import read_recipe  # the root of the settings knows all rooms below
+    from contrastive.training.checkpoint import read_parameters
+
+    workdir = pathlib.Path(path)
+    recipe = read_recipe(workdir)
+    tokenizer = load_tokenizer(recipe.data, None, workdir)
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1] if devices is None else devices)
+    abstract = nnx.eval_shape(lambda: build_towers(recipe, tokenizer, rngs=nnx.Rngs(0)))
+    graphdef, parameters = nnx.split(abstract)
+    target = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(mesh)), parameters
+    )
+    restored = read_parameters(workdir, target, notify=_log.warning)
+    towers = nnx.merge(graphdef, restored)
+    return Model(recipe, towers, tokenizer, batch_size=batch_size)
+
+
+def read_picture(picture: Picture, size: int) -> Shaped[np.ndarray, "size size 3"]:
+    """The pixels of one picture as a tower sees them.
+
+    Raises:
+      SampleError: It cannot be read or decoded.
+      TypeError: It is not a picture.
+    """
+    if isinstance(picture, np.ndarray):
+        _check_pixels(picture)
+        return evaluation_image(Image.fromarray(picture), size)
+    if isinstance(picture, Image.Image):
+        return evaluation_image(picture, size)
+    if isinstance(picture, str | os.PathLike):
+        try:
+            picture = pathlib.Path(picture).read_bytes()
+        except OSError as error:
+            raise SampleError("unreadable file", error.strerror or str(error)) from error
+    if not isinstance(picture, bytes):
+        raise TypeError(
+            f"{type(picture).__name__} is not a picture: give a path, encoded bytes, a PIL image "
+            "or a uint8 array."
+        )
+    return evaluation_image(decode_image(picture), size)
+
+
+def _read(picture: Any, size: int, index: int) -> np.ndarray:
+    try:
+        return read_picture(picture, size)
+    except SampleError as error:
+        name = picture if isinstance(picture, str | os.PathLike) else f"image {index}"
+        raise DataError(f"{os.fspath(name)} cannot be read: {error}.") from error
+
+
+def _check_pixels(array: np.ndarray, index: int = 0) -> None:
+    if array.dtype != np.uint8 or array.ndim not in (3, 4) or array.shape[-1] != 3:
+        raise TypeError(
+            f"an array {array.dtype}{list(array.shape)} is not a picture: uint8 [height, width, 3] "
+            "with values 0 … 255 is expected."
+        )
+
+
+def _pad(rows: np.ndarray, size: int) -> np.ndarray:
+    return np.pad(rows, [(0, size - len(rows)), *[(0, 0)] * (rows.ndim - 1)])
+
+
+@partial(jax.jit, static_argnames=("graphdef", "view", "mesh"))
+def _encode(
+    parameters: Any,  # nnx.State
+    rows: Shaped[Array, "batch ..."],
+    graphdef: nnx.GraphDef,
+    view: Literal["image", "text"],
+    mesh: Mesh,
+) -> Float32[Array, "batch dim"]:
+    towers = nnx.merge(graphdef, parameters)
+    raw = towers.encode_image(rows) if view == "image" else towers.encode_text(rows)
+    return jax.sharding.reshard(normalize(raw), NamedSharding(mesh, PartitionSpec()))
+
+
+def _one_ahead(items: Iterable[Any]) -> Iterator[Any]:
+    """Starts the next item before the last one is used: the host reads while devices compute."""
+    waiting = None
+    for item in items:
+        if waiting is not None:
+            yield waiting
+        waiting = item
+    if waiting is not None:
+        yield waiting
+
+
+def _mesh_of(parameters: Any) -> Mesh | None:
+    shardings = {leaf.sharding for leaf in jax.tree.leaves(parameters)}
+    meshes = {s.mesh for s in shardings if isinstance(s, NamedSharding)}
+    if len(meshes) == 1 and all(isinstance(s, NamedSharding) for s in shardings):
+        mesh = meshes.pop()
+        return mesh if isinstance(mesh, Mesh) else None
+    return None
