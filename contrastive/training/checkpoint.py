@@ -151,12 +151,15 @@ def list_steps(folder: pathlib.Path) -> list[int]:
     return sorted(int(entry.name) for entry in folder.iterdir() if re.fullmatch(r"\d+", entry.name))
 
 
-def read_parameters(workdir: pathlib.Path, target: Any, *, notify: Notify = print) -> Any:
+def read_parameters(
+    workdir: pathlib.Path, target: Any, *, average: bool = False, notify: Notify = print
+) -> Any:
     """Only the parameters of the newest readable checkpoint, for evaluation and use.
 
     Args:
       workdir: A run's folder.
       target: Parameters as ``jax.ShapeDtypeStruct`` leaves with shardings.
+      average: Read their moving average, which the run has to have kept.
       notify: Receives a sentence about every checkpoint that had to be skipped.
 
     Raises:
@@ -164,9 +167,10 @@ def read_parameters(workdir: pathlib.Path, target: Any, *, notify: Notify = prin
     """
     _quiet()
     folder = pathlib.Path(workdir).resolve() / "checkpoints"
+    name = "average" if average else "parameters"
     for step in reversed(list_steps(folder)):
         try:
-            return _read_partial(folder / str(step), {"parameters": target})["parameters"]
+            return _read_partial(folder / str(step), {name: target})[name]
         except Exception as error:
             notify(f"Skipping checkpoint {step}: it is damaged ({_first_line(error)}).")
     raise CheckpointError(f"there is no readable checkpoint in {folder}.")
