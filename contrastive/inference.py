@@ -48,28 +48,32 @@ class ModelSettings(Protocol):
 
 def build_towers(recipe: ModelSettings, tokenizer: Tokenizer, *, rngs: nnx.Rngs) -> TwoTower:
     """The towers that a recipe describes, freshly initialised."""
-    scale, bias = start_values(recipe.loss, recipe.batch_size)
-    return TwoTower(
-        recipe.model,
-        image_size=recipe.data.image_size,
-        text_length=recipe.data.text_length,
-        vocabulary_size=tokenizer.vocabulary_size,
-        pad_id=tokenizer.pad_id,
-        scale_init=scale,
-        bias_init=bias,
-        rngs=rngs,
-    )
+    return TwoTower(recipe.model, **_sizes(recipe, tokenizer), rngs=rngs)
 
 
 def initial_towers(recipe: ModelSettings, tokenizer: Tokenizer, seed: int) -> TwoTower:
-    """:func:`build_towers` compiled as one program; the parameters depend only on the seed."""
+    """:func:`build_towers` as one program; the parameters depend only on the seed."""
+    abstract = nnx.eval_shape(lambda: build_towers(recipe, tokenizer, rngs=nnx.Rngs(0)))
+    sizes = tuple(_sizes(recipe, tokenizer).items())
+    parameters = _draw_parameters(jax.random.key(seed), recipe.model, sizes)
+    return nnx.merge(nnx.graphdef(abstract), parameters)
 
-    def build(key: jax.Array) -> TwoTower:
-        return build_towers(recipe, tokenizer, rngs=nnx.Rngs(key))
 
-    key = jax.random.key(seed)
-    graphdef = nnx.graphdef(nnx.eval_shape(build, key))
-    return nnx.merge(graphdef, jax.jit(lambda key: nnx.state(build(key)))(key))
+def _sizes(recipe: ModelSettings, tokenizer: Tokenizer) -> dict[str, Any]:
+    scale, bias = start_values(recipe.loss, recipe.batch_size)
+    return {
+        "image_size": recipe.data.image_size,
+        "text_length": recipe.data.text_length,
+        "vocabulary_size": tokenizer.vocabulary_size,
+        "pad_id": tokenizer.pad_id,
+        "scale_init": scale,
+        "bias_init": bias,
+    }
+
+
+@partial(jax.jit, static_argnames=("config", "sizes"))
+def _draw_parameters(key: jax.Array, config: TwoTowerConfig, sizes: tuple) -> Any:
+    return nnx.state(TwoTower(config, **dict(sizes), rngs=nnx.Rngs(key)))
 
 
 class Model:

@@ -150,15 +150,16 @@ def test_similarity_is_the_cosine(model):
     np.testing.assert_allclose(model.similarity(a, b), [[0.6, 0.0]], atol=1e-7)
 
 
-def test_A13_without_a_bias_there_is_no_probability(model, tokenizer):
+def test_A13_without_a_bias_there_is_no_probability(model, towers, tokenizer):
     rows = model.encode_text(["pizza", "a red cat"])
     assert model.bias is None
     assert model.scale == pytest.approx(1 / 0.07)
     with pytest.raises(ValueError, match="no logit bias"):
         model.probability(rows, rows)
-    recipe = dataclasses.replace(RECIPE, loss=LossConfig(name="siglip"))
-    towers = initial_towers(recipe, tokenizer, 0)
-    sigmoid = Model(recipe, towers, tokenizer)
+    with_bias = nnx.clone(towers)
+    with_bias.bias = nnx.data(nnx.Param(jax.numpy.float32(-10)))
+    with_bias.log_scale[...] = jax.numpy.log(jax.numpy.float32(10))
+    sigmoid = Model(RECIPE, with_bias, tokenizer)
     assert (sigmoid.scale, sigmoid.bias) == (pytest.approx(10), -10)
     got = sigmoid.probability(np.eye(2), np.eye(2))
     expected = [[0.5, 1 / (1 + math.exp(10))], [1 / (1 + math.exp(10)), 0.5]]
