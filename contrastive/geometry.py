@@ -27,5 +27,5 @@ def normalize(rows: Float[Array | np.ndarray, "*batch dim"]) -> Float32[Array, "
     x = x / jax.lax.stop_gradient(jnp.clip(largest, 1e-37, 1e37))
     squared = jnp.sum(x * x, axis=-1, keepdims=True)
     zero = squared == 0
-    length = jnp.sqrt(jnp.where(zero, jnp.ones_like(squared), squared))
-    return jnp.where(zero, jnp.zeros_like(x), x / length)
+    length = jnp.sqrt(jnp.where(zero, 1.0, squared))
+    return jnp.where(zero, 0.0, x / length)

@@ -47,10 +47,10 @@ def _softmax(x: np.ndarray) -> np.ndarray:
     return np.exp(x - np.where(np.isfinite(total), total, 0.0))
 
 
-def same_content(ids: ArrayLike | None, other: ArrayLike | None) -> np.ndarray | bool:
+def same_content(ids: ArrayLike, other: ArrayLike) -> np.ndarray:
     """Which entries have the same known id: int32 ``[n]``, or 64-bit as uint32 ``[n, 2]``."""
     if ids is None or other is None:
-        return False
+        return np.zeros((1, 1), bool)
     words, others = (np.asarray(x) for x in (ids, other))
     if words.ndim == 1:
         return (words[:, None] == others[None]) & (words != -1)[:, None]
