@@ -1,0 +1,21 @@
+"""Encoders that turn one view of a pair into a row of the shared embedding space."""
+
+from contrastive.towers.convnet import ConvTower, ConvTowerConfig
+from contrastive.towers.sharding import LOGICAL_AXES, axis_rules
+from contrastive.towers.text import TextTransformer, TextTransformerConfig
+from contrastive.towers.two_tower import TwoTower, TwoTowerConfig, parameter_count
+from contrastive.towers.vit import VisionTransformer, VisionTransformerConfig
+
+__all__ = [
+    "LOGICAL_AXES",
+    "ConvTower",
+    "ConvTowerConfig",
+    "TextTransformer",
+    "TextTransformerConfig",
+    "TwoTower",
+    "TwoTowerConfig",
+    "VisionTransformer",
+    "VisionTransformerConfig",
+    "axis_rules",
+    "parameter_count",
+]

@@ -1,0 +1,75 @@
+"""Small convolutional image tower: plain stride-2 convolutions, no batch statistics."""
+
+import dataclasses
+import itertools
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from contrastive.errors import ConfigError
+from contrastive.towers import layers, sharding
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConvTowerConfig:
+    """Settings of :class:`ConvTower`."""
+
+    kind: Literal["conv"] = "conv"  # which image tower this is
+    widths: tuple[int, ...] = (48, 96, 160, 256)  # channels of each stage; each halves the size
+    projection: Literal["linear", "bias", "none"] = "linear"  # to the embedding; bias: with one
+    epsilon: float = 1e-5  # of every LayerNorm
+
+    def __post_init__(self):
+        if not self.widths or min(self.widths) < 1:
+            raise ConfigError(f"model.image.widths = {self.widths} has to list positive sizes.")
+        if self.epsilon <= 0.0:
+            raise ConfigError(f"model.image.epsilon = {self.epsilon} has to be positive.")
+
+
+class ConvTower(nnx.Module):
+    """Images ``[batch, size, size, 3]``, normalised, to rows ``[batch, output]``."""
+
+    def __init__(self, config: ConvTowerConfig, *, image_size: int, output: int, rngs: nnx.Rngs):
+        if image_size % 2 ** len(config.widths):
+            raise ValueError(
+                f"image_size = {image_size} can't be halved {len(config.widths)} times."
+            )
+        self.config, self.image_size = config, image_size
+        sizes = itertools.pairwise((3, *config.widths))
+        self.stages = nnx.List([Stage(i, o, epsilon=config.epsilon, rngs=rngs) for i, o in sizes])
+        width = config.widths[-1]
+        self.norm = layers.LayerNorm(width, epsilon=config.epsilon, rngs=rngs)
+        self.projection = layers.projection(config.projection, width, output, rngs=rngs)
+
+    def __call__(
+        self, images: Float[Array, "batch size size 3"], *, noise: layers.Noise | None = None
+    ) -> Float[Array, "batch output"]:
+        """Rows in the dtype of ``images``, the dtype of the computation."""
+        x = images
+        for stage in self.stages:
+            x = stage(x)
+        x = self.norm(jnp.mean(x, axis=(1, 2)))
+        return x if self.projection is None else self.projection(x)
+
+
+class Stage(nnx.Module):
+    """A stride-2 convolution, a norm over channels, GELU."""
+
+    KERNEL_AXES = (None, None, "channels", "embed")
+
+    def __init__(self, inputs: int, outputs: int, *, epsilon: float, rngs: nnx.Rngs):
+        shape, deviation = (3, 3, inputs, outputs), (2 / (9 * inputs)) ** 0.5
+        self.kernel = sharding.parameter(rngs, shape, self.KERNEL_AXES, layers.normal(deviation))
+        self.norm = layers.LayerNorm(outputs, epsilon=epsilon, rngs=rngs)
+
+    def __call__(
+        self, x: Float[Array, "batch height width inputs"]
+    ) -> Float[Array, "batch height2 width2 outputs"]:
+        kernel = sharding.weight(self.kernel, self.KERNEL_AXES, x)
+        x = jax.lax.conv_general_dilated(
+            x, kernel, (2, 2), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        return jax.nn.gelu(self.norm(x))

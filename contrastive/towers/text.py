@@ -1,0 +1,174 @@
+"""Transformer text tower: token and position embeddings, blocks, a final norm, pooling, projection.
+
+With ``causal=True, pooling="last", activation="quick_gelu", init="clip"`` it is CLIP's text tower
+(Radford et al. 2021); with ``causal=False, pooling="cls"`` or ``"mean"`` an encoder in the manner
+of BERT, pre-norm.
+"""
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from contrastive.errors import ConfigError
+from contrastive.towers import layers, sharding
+from contrastive.towers.layers import Activation, Initialization, Remat
+
+Pooling = Literal["mean", "max", "cls", "last"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextTransformerConfig:
+    """Settings of :class:`TextTransformer`."""
+
+    kind: Literal["transformer"] = "transformer"  # which text tower this is
+    vocabulary_size: int = 0  # rows of the token table; 0: as many as the tokenizer has
+    length: int = 0  # rows of the position table; 0: the data's text length
+    width: int = 160  # size of the residual stream
+    depth: int = 2  # number of blocks
+    heads: int = 4  # attention heads; has to divide the width
+    mlp_ratio: float = 4.0  # hidden units of the MLP over the width
+    activation: Activation = "gelu"  # of the MLP
+    causal: bool = False  # each token sees only those before it
+    pooling: Pooling = "mean"  # over the tokens that are not padding; last = end of text
+    projection: Literal["linear", "bias", "none"] = "linear"  # to the embedding; bias: with one
+    epsilon: float = 1e-5  # of every LayerNorm
+    dropout: float = 0.0  # rate on the embeddings and on what each branch adds
+    init: Initialization = "clip"  # whose initialization
+    remat: Remat = "none"  # what the backward pass computes again
+
+    def __post_init__(self):
+        validate_transformer(self, "model.text")
+        for name in ("vocabulary_size", "length"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"model.text.{name} = {getattr(self, name)} is negative.")
+
+
+def validate_transformer(config, path: str) -> None:
+    """Checks the settings that every transformer has.
+
+    Raises:
+      ConfigError: A value is out of its range, or the heads do not divide the width.
+    """
+    for name in ("width", "depth", "heads"):
+        if getattr(config, name) < 1:
+            raise ConfigError(f"{path}.{name} = {getattr(config, name)} has to be at least 1.")
+    if config.width % config.heads:
+        raise ConfigError(
+            f"{path}.heads = {config.heads} does not divide {path}.width = {config.width}."
+        )
+    if not 0.0 <= config.dropout < 1.0:
+        raise ConfigError(f"{path}.dropout = {config.dropout} has to be in [0, 1).")
+    if int(config.width * config.mlp_ratio) < 1:
+        raise ConfigError(f"{path}.mlp_ratio = {config.mlp_ratio} leaves no hidden unit.")
+    if config.epsilon <= 0.0:
+        raise ConfigError(f"{path}.epsilon = {config.epsilon} has to be positive.")
+
+
+def block_settings(config) -> layers.BlockSettings:
+    """The settings of a transformer's blocks, from those of its tower."""
+    return layers.BlockSettings(
+        width=config.width,
+        depth=config.depth,
+        heads=config.heads,
+        hidden=int(config.width * config.mlp_ratio),
+        activation=config.activation,
+        epsilon=config.epsilon,
+        dropout=config.dropout,
+        init=config.init,
+        remat=config.remat,
+    )
+
+
+class TextTransformer(nnx.Module):
+    """Tokens ``int32 [batch, length]`` to rows ``[batch, output]``; padding changes nothing.
+
+    Args:
+      config: Settings.
+      length: Longest text of the data.
+      vocabulary_size: Number of tokens of the tokenizer.
+      pad_id: The token that stands for padding.
+      output: Size of the rows.
+      rngs: Streams; keys come from ``params``.
+
+    Raises:
+      ValueError: The configured table is smaller than the data needs, or ``projection="none"``
+        and the width is not ``output``.
+    """
+
+    def __init__(
+        self,
+        config: TextTransformerConfig,
+        *,
+        length: int,
+        vocabulary_size: int,
+        pad_id: int,
+        output: int,
+        rngs: nnx.Rngs,
+    ):
+        self.config, self.pad_id = config, pad_id
+        tokens = _table_size("vocabulary_size", config.vocabulary_size, vocabulary_size)
+        positions = _table_size("length", config.length, length)
+        # CLIP: deviations .02 and .01; big_vision (SigLIP): width^-½ for both.
+        clip = config.init == "clip"
+        width, narrow = config.width, config.width**-0.5
+        self.tokens = sharding.parameter(
+            rngs, (tokens, width), ("vocab", "embed"), layers.normal(0.02 if clip else narrow)
+        )
+        self.positions = sharding.parameter(
+            rngs, (positions, width), ("position", "embed"), layers.normal(0.01 if clip else narrow)
+        )
+        self.transformer = layers.Transformer(block_settings(config), rngs=rngs)
+        self.norm = layers.LayerNorm(width, epsilon=config.epsilon, rngs=rngs)
+        self.projection = layers.projection(config.projection, width, output, rngs=rngs)
+
+    def __call__(
+        self,
+        tokens: Int[Array, "batch length"],
+        *,
+        dtype: jnp.dtype,
+        noise: layers.Noise | None = None,
+    ) -> Float[Array, "batch output"]:
+        """Rows in ``dtype``, the dtype of the computation. ``noise=None``: no dropout."""
+        length, longest = tokens.shape[1], self.positions.shape[0]
+        if length > longest:
+            raise ValueError(f"texts of {length} tokens; the position table has {longest} rows.")
+        x = self._embed(tokens, dtype)
+        if noise is not None:
+            x = layers.dropout(x, self.config.dropout, noise.fold(0))
+            noise = noise.fold(1)
+        mask = tokens != self.pad_id
+        x = self.transformer(x, mask=mask[:, None], causal=self.config.causal, noise=noise)
+        x = pool(self.norm(x), mask, self.config.pooling)
+        return x if self.projection is None else self.projection(x)
+
+    def _embed(self, tokens: jax.Array, dtype: jnp.dtype) -> jax.Array:
+        like = jnp.zeros_like(tokens, dtype=dtype)
+        table = sharding.weight(self.tokens, ("vocab", "embed"), like)
+        positions = sharding.weight(self.positions, ("position", "embed"), like)
+        # Out-of-range ids are the tokenizer's fault; clipping keeps the gather free of NaN fills.
+        x = table.at[tokens].get(mode="clip", out_sharding=sharding.rows_like(tokens, 3))
+        return x + positions[None, : tokens.shape[1]]
+
+
+def pool(
+    x: Float[Array, "batch length width"], mask: Bool[Array, "batch length"], pooling: Pooling
+) -> Float[Array, "batch width"]:
+    """One row a text, over the positions where ``mask`` holds; zeros where there is none."""
+    if pooling == "mean":
+        return layers.masked_mean(x, mask)
+    if pooling == "max":
+        return layers.masked_max(x, mask)
+    if pooling == "last":
+        return layers.masked_last(x, mask)
+    first = jnp.arange(mask.shape[1])[None] == 0
+    return layers.select_position(x, mask & first)
+
+
+def _table_size(name: str, configured: int, needed: int) -> int:
+    if configured and configured < needed:
+        raise ValueError(f"text {name} = {configured} is configured; the data needs {needed}.")
+    return configured or needed

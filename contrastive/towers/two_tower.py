@@ -1,0 +1,164 @@
+"""An image tower and a text tower that share one embedding space."""
+
+import dataclasses
+import math
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int, UInt8
+
+from contrastive.errors import ConfigError
+from contrastive.towers import layers
+from contrastive.towers.convnet import ConvTower, ConvTowerConfig
+from contrastive.towers.text import TextTransformer, TextTransformerConfig
+from contrastive.towers.vit import VisionTransformer, VisionTransformerConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TwoTowerConfig:
+    """Settings of :class:`TwoTower`."""
+
+    image: ConvTowerConfig | VisionTransformerConfig = dataclasses.field(
+        default_factory=ConvTowerConfig
+    )  # the image tower
+    text: TextTransformerConfig = dataclasses.field(
+        default_factory=TextTransformerConfig
+    )  # the text tower
+    embedding_dim: int = 128  # size of the embeddings
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation; parameters: float32
+    pixel_mean: tuple[float, float, float] = (0.5, 0.5, 0.5)  # subtracted from pixels in [0, 1]
+    pixel_std: tuple[float, float, float] = (0.5, 0.5, 0.5)  # then divided by this
+
+    def __post_init__(self):
+        if self.embedding_dim < 1:
+            raise ConfigError(f"model.embedding_dim = {self.embedding_dim} has to be at least 1.")
+        if min(self.pixel_std) <= 0.0:
+            raise ConfigError(f"model.pixel_std = {self.pixel_std} has to be positive.")
+
+
+class TwoTower(nnx.Module):
+    """Encodes images and texts to raw rows of one space, and holds the learned logit scale.
+
+    Args:
+      config: Settings.
+      image_size: Side of the images in pixels.
+      text_length: Longest text in tokens.
+      vocabulary_size: Number of tokens of the tokenizer.
+      pad_id: The token that stands for padding.
+      scale_init: First value of ``exp(log_scale)``: 1/0.07 in CLIP, 10 in SigLIP.
+      bias_init: First value of the logit bias (−10 in SigLIP); None: the loss has no bias.
+      rngs: Streams; keys come from ``params``.
+
+    Raises:
+      ValueError: A tower does not fit the data's sizes, or the scale is not positive.
+    """
+
+    def __init__(
+        self,
+        config: TwoTowerConfig,
+        *,
+        image_size: int,
+        text_length: int,
+        vocabulary_size: int,
+        pad_id: int,
+        scale_init: float = 1 / 0.07,
+        bias_init: float | None = None,
+        rngs: nnx.Rngs,
+    ):
+        if scale_init <= 0.0:
+            raise ValueError(f"scale_init = {scale_init} has to be positive.")
+        self.config = config
+        tower = ConvTower if isinstance(config.image, ConvTowerConfig) else VisionTransformer
+        self.image = tower(
+            config.image,  # pyright: ignore[reportArgumentType]
+            image_size=image_size,
+            output=config.embedding_dim,
+            rngs=rngs,
+        )
+        self.text = TextTransformer(
+            config.text,
+            length=text_length,
+            vocabulary_size=vocabulary_size,
+            pad_id=pad_id,
+            output=config.embedding_dim,
+            rngs=rngs,
+        )
+        self.log_scale = nnx.Param(jnp.float32(math.log(scale_init)))
+        self.bias = None if bias_init is None else nnx.Param(jnp.float32(bias_init))
+
+    def encode_image(
+        self,
+        images: UInt8[Array, "batch size size 3"] | Float[Array, "batch size size 3"],
+        *,
+        deterministic: bool = True,
+        rngs: nnx.Rngs | None = None,
+        rows: Int[Array, "batch"] | None = None,
+    ) -> Float[Array, "batch dim"]:
+        """Raw float32 rows of images.
+
+        Args:
+          images: Pixels, uint8 in 0 … 255 or float in [0, 1]; not yet normalised.
+          deterministic: No dropout.
+          rngs: Streams; one key is taken from ``dropout``. Needed unless deterministic.
+          rows: Number of each row in the global batch, for dropout in microbatches: equal keys and
+            row numbers give equal masks. Default: 0, 1, 2, …
+
+        Raises:
+          ValueError: Dropout is asked for without ``rngs``, or the images have another size.
+        """
+        noise = _noise(images, deterministic, rngs, rows)
+        x = self._normalise(images).astype(self.config.dtype)
+        return self.image(x, noise=noise).astype(jnp.float32)
+
+    def encode_text(
+        self,
+        tokens: Int[Array, "batch length"],
+        *,
+        deterministic: bool = True,
+        rngs: nnx.Rngs | None = None,
+        rows: Int[Array, "batch"] | None = None,
+    ) -> Float[Array, "batch dim"]:
+        """Raw float32 rows of texts; arguments as in :meth:`encode_image`."""
+        noise = _noise(tokens, deterministic, rngs, rows)
+        dtype = jnp.dtype(self.config.dtype)
+        return self.text(tokens, dtype=dtype, noise=noise).astype(jnp.float32)
+
+    def _normalise(self, images: jax.Array) -> jax.Array:
+        x = images.astype(jnp.float32)
+        if images.dtype == jnp.uint8:
+            x = x / 255.0
+        mean = jnp.array(self.config.pixel_mean, jnp.float32)
+        std = jnp.array(self.config.pixel_std, jnp.float32)
+        return (x - mean[None, None, None]) / std[None, None, None]
+
+
+def _noise(x, deterministic, rngs, rows) -> layers.Noise | None:
+    if deterministic:
+        return None
+    if rngs is None:
+        raise ValueError("deterministic=False needs rngs: nnx.Rngs(dropout=key).")
+    return layers.Noise(rngs.dropout(), layers.row_numbers(x, rows))
+
+
+def parameter_count(
+    config: TwoTowerConfig, *, image_size: int, text_length: int, vocabulary_size: int
+) -> dict[str, int]:
+    """Number of parameters of the ``image`` and the ``text`` tower, and in ``total``, without
+    allocating any (the logit bias, which depends on the loss, is not counted)."""
+    model = nnx.eval_shape(
+        lambda: TwoTower(
+            config,
+            image_size=image_size,
+            text_length=text_length,
+            vocabulary_size=vocabulary_size,
+            pad_id=0,
+            rngs=nnx.Rngs(0),
+        )
+    )
+
+    def count(module: nnx.Module) -> int:
+        return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(module, nnx.Param)))
+
+    return {"image": count(model.image), "text": count(model.text), "total": count(model)}

@@ -1,0 +1,131 @@
+"""Vision transformer (Dosovitskiy et al. 2021) as CLIP and SigLIP use it."""
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from contrastive.errors import ConfigError
+from contrastive.towers import layers, sharding
+from contrastive.towers.layers import Activation, Initialization, Remat
+from contrastive.towers.text import block_settings, validate_transformer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VisionTransformerConfig:
+    """Settings of :class:`VisionTransformer`."""
+
+    kind: Literal["vit"] = "vit"  # which image tower this is
+    patch_size: int = 8  # side of a patch in pixels; has to divide the image size
+    width: int = 128  # size of the residual stream
+    depth: int = 4  # number of blocks
+    heads: int = 4  # attention heads; has to divide the width
+    mlp_ratio: float = 4.0  # hidden units of the MLP over the width
+    activation: Activation = "gelu"  # of the MLP
+    pooling: Literal["mean", "cls", "map"] = "mean"  # map: attention with a learned query (SigLIP)
+    pre_norm: bool = False  # a LayerNorm before the first block, as CLIP has
+    projection: Literal["linear", "bias", "none"] = "linear"  # to the embedding; bias: with one
+    epsilon: float = 1e-5  # of every LayerNorm
+    dropout: float = 0.0  # rate on the embeddings and on what each branch adds
+    init: Initialization = "clip"  # whose initialization
+    remat: Remat = "none"  # what the backward pass computes again
+
+    def __post_init__(self):
+        validate_transformer(self, "model.image")
+        if self.patch_size < 1:
+            raise ConfigError(f"model.image.patch_size = {self.patch_size} has to be at least 1.")
+
+
+class VisionTransformer(nnx.Module):
+    """Images ``[batch, size, size, 3]``, normalised, to rows ``[batch, output]``.
+
+    Args:
+      config: Settings.
+      image_size: Side of the images in pixels.
+      output: Size of the rows.
+      rngs: Streams; keys come from ``params``.
+
+    Raises:
+      ValueError: The patch size does not divide the image size, or ``projection="none"`` and the
+        width is not ``output``.
+    """
+
+    def __init__(
+        self, config: VisionTransformerConfig, *, image_size: int, output: int, rngs: nnx.Rngs
+    ):
+        if image_size % config.patch_size:
+            raise ValueError(
+                f"patch_size = {config.patch_size} does not divide image_size = {image_size}."
+            )
+        self.config, self.image_size = config, image_size
+        width, narrow = config.width, config.width**-0.5
+        self.patches = layers.Dense(
+            3 * config.patch_size**2,
+            width,
+            axes=("patch", "embed"),
+            init=layers.normal((3 * config.patch_size**2) ** -0.5),
+            rngs=rngs,
+        )
+
+        def table(rows: int) -> nnx.Param:
+            axes = ("position", "embed")
+            return sharding.parameter(rngs, (rows, width), axes, layers.normal(narrow))
+
+        def norm() -> layers.LayerNorm:
+            return layers.LayerNorm(width, epsilon=config.epsilon, rngs=rngs)
+
+        classes = 1 if config.pooling == "cls" else 0
+        self.class_token = table(1) if classes else None
+        self.positions = table((image_size // config.patch_size) ** 2 + classes)
+        self.norm_before = norm() if config.pre_norm else None
+        settings = block_settings(config)
+        self.transformer = layers.Transformer(settings, rngs=rngs)
+        self.norm = norm()
+        self.head = layers.AttentionPool(settings, rngs=rngs) if config.pooling == "map" else None
+        self.projection = layers.projection(config.projection, width, output, rngs=rngs)
+
+    def __call__(
+        self, images: Float[Array, "batch size size 3"], *, noise: layers.Noise | None = None
+    ) -> Float[Array, "batch output"]:
+        """Rows in the dtype of ``images``, the dtype of the computation. ``noise=None``: no
+        dropout."""
+        if images.shape[1:3] != (self.image_size, self.image_size):
+            raise ValueError(
+                f"images of {images.shape[1:3]} pixels; the tower is built for {self.image_size}."
+            )
+        x = self.patches(patchify(images, self.config.patch_size))
+        if self.class_token is not None:
+            token = sharding.weight(self.class_token, ("position", "embed"), x)
+            token = jnp.broadcast_to(
+                token[None], (x.shape[0], 1, x.shape[2]), out_sharding=sharding.rows_like(x, 3)
+            )
+            x = jnp.concatenate([token, x], axis=1)
+        x = x + sharding.weight(self.positions, ("position", "embed"), x)[None]
+        if noise is not None:
+            x = layers.dropout(x, self.config.dropout, noise.fold(0))
+            noise = noise.fold(1)
+        if self.norm_before is not None:
+            x = self.norm_before(x)
+        x = self._pool(self.norm(self.transformer(x, noise=noise)))
+        return x if self.projection is None else self.projection(x)
+
+    def _pool(self, x: jax.Array) -> jax.Array:
+        if self.head is not None:
+            return self.head(x)
+        return x[:, 0] if self.class_token is not None else layers.masked_mean(x, None)
+
+
+def patchify(
+    images: Float[Array, "batch height width channels"], size: int
+) -> Float[Array, "batch patches pixels"]:
+    """Non-overlapping squares of ``size`` pixels in row-major order, each flattened as
+    ``(row, column, channel)``: a convolution with stride ``size`` is then one product."""
+    b, h, w, c = images.shape
+    rows, columns = h // size, w // size
+    six, three = sharding.rows_like(images, 6), sharding.rows_like(images, 3)
+    x = jax.lax.reshape(images, (b, rows, size, columns, size, c), out_sharding=six)
+    x = x.transpose(0, 1, 3, 2, 4, 5)
+    return jax.lax.reshape(x, (b, rows * columns, size * size * c), out_sharding=three)
