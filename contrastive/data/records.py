@@ -83,10 +83,9 @@ class DataErrors:
 
     def add(self, index: int, key: str, error: SampleError) -> None:
         """Enters the sample ``index`` of a source."""
-        printable = key.encode("utf-8", "backslashreplace").decode("utf-8")
-        entry = {"index": index, "key": printable, "reason": error.reason}
+        entry = {"index": index, "key": _printable(key), "reason": error.reason}
         if error.detail:
-            entry["detail"] = error.detail.encode("utf-8", "backslashreplace").decode("utf-8")
+            entry["detail"] = _printable(error.detail)
         self.entries.append(entry)
         self._counts[error.reason] += 1
 
@@ -103,3 +102,11 @@ class DataErrors:
         lines = (json.dumps(entry, ensure_ascii=False) for entry in self.entries)
         temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         os.replace(temporary, path)
+
+
+def _printable(text: str) -> str:
+    """Shows bytes that were no UTF-8, which Python carries as lone surrogates, as ``\\x92``."""
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "backslashreplace").decode("utf-8")

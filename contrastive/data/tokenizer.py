@@ -96,7 +96,7 @@ class Tokenizer:
             row[: len(ids)] = ids
         return Encoded(rows, truncated)
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Iterable[int | np.integer]) -> str:
         """The text of a row of ids, without markers and padding (for reading by people)."""
         markers = {self.pad_id, self.begin_id, self.end_id}
         return self._backend.decode([int(i) for i in ids if int(i) not in markers]).strip()

@@ -350,7 +350,7 @@ def test_given_ids_reach_the_batch(open_loader, make_records):
 
 
 def test_B18_cut_captions_are_counted_when_delivered(open_loader):
-    config = dataclasses.replace(CONFIG, text_length=5)
+    config = dataclasses.replace(CONFIG, text_length=6)
     loader = open_loader(config)
     assert loader.truncated_captions == 0
     rows = np.concatenate([batch["text"] for batch in take(loader, 5)])
@@ -358,7 +358,7 @@ def test_B18_cut_captions_are_counted_when_delivered(open_loader):
     assert (np.count_nonzero(rows == end, axis=1) == 1).all()
     full = open_loader(dataclasses.replace(CONFIG, text_length=40))
     lengths = [np.count_nonzero(batch["text"], axis=1) for batch in take(full, 5)]
-    assert 0 < loader.truncated_captions == np.count_nonzero(np.concatenate(lengths) > 5) < 50
+    assert 0 < loader.truncated_captions == np.count_nonzero(np.concatenate(lengths) > 6) < 50
 
 
 def test_without_augmentation_pixels_are_those_of_evaluation(open_loader, make_records):
