@@ -32,24 +32,21 @@ SUBGROUPS = {
 # base: members, separated by ";". A trailing * stands for any ending, a leading * for any start.
 FAMILIES = {
     # faces
-    "grinning face": "grinning face*; beaming face*; grinning squinting face",
-    "laughing face": "face with tears of joy; rolling on the floor laughing",
-    "smiling face": "slightly smiling face; upside-down face; melting face; smiling face;"
-    "smiling face with smiling eyes; smiling face with halo; smiling face with tear;"
-    "relieved face; winking face; smirking face",
-    "face with hearts": "smiling face with hearts; smiling face with heart-eyes; star-struck",
-    "kissing face": "face blowing a kiss; kissing face*",
+    "smiling face": "grinning face*; beaming face*; grinning squinting face;"
+    "face with tears of joy; rolling on the floor laughing; slightly smiling face;"
+    "upside-down face; melting face;"
+    "smiling face; smiling face with smiling eyes; smiling face with halo; smiling face with tear;"
+    "smiling face with hearts; smiling face with heart-eyes; smiling face with open hands;"
+    "star-struck; relieved face; winking face; smirking face; face blowing a kiss; kissing face*",
     "face with tongue": "*face with tongue; face savoring food; zany face",
-    "hand over mouth": "face with hand over mouth; face with open eyes and hand over mouth",
-    "neutral face": "neutral face; expressionless face; face without mouth; dotted line face;"
-    "unamused face; face with rolling eyes; face with raised eyebrow",
     "shaking face": "shaking face; head shaking *",
     "frowning face": "slightly frowning face; frowning face; worried face; confused face;"
     "face with diagonal mouth; disappointed face; pensive face; pleading face;"
-    "face holding back tears",
-    "open mouth": "face with open mouth; hushed face; astonished face; anguished face;"
+    "face holding back tears; neutral face; expressionless face; face without mouth;"
+    "dotted line face; unamused face; face with rolling eyes; face with raised eyebrow;"
+    "face with open mouth; hushed face; astonished face; anguished face;"
     "frowning face with open mouth; fearful face; anxious face with sweat; flushed face;"
-    "face screaming in fear",
+    "face screaming in fear; face with hand over mouth; face with open eyes and hand over mouth",
     "crying face": "crying face; loudly crying face; sad but relieved face; sleepy face",
     "weary face": "weary face; tired face; confounded face; persevering face; yawning face;"
     "downcast face with sweat",
@@ -77,6 +74,7 @@ FAMILIES = {
     "thumb": "thumbs up; thumbs down",
     "fist": "raised fist; oncoming fist; left-facing fist; right-facing fist",
     "pinching hand": "pinched fingers; pinching hand",
+    "crossed fingers": "victory hand; crossed fingers; hand with index finger and thumb crossed",
     "horns hand": "love-you gesture; sign of the horns",
     "open palms": "open hands; palms up together",
     "leg": "leg; foot",
@@ -86,6 +84,7 @@ FAMILIES = {
     "family": "family; family:*; people hugging",
     "bust": "bust in silhouette; busts in silhouette",
     # people whose names rule 3 does not join
+    "person": "baby angel",
     "royalty": "person with crown; prince; princess",
     "Claus": "Santa Claus; Mrs. Claus; Mx Claus",
     "pregnancy": "pregnant *",
@@ -93,8 +92,12 @@ FAMILIES = {
     "deaf person": "deaf *",
     "merperson": "merperson; merman; mermaid",
     "frowning or pouting": "* frowning; * pouting",
-    "walking": "* walking*; * running*",
-    "person in wheelchair": "* in motorized wheelchair*; * in manual wheelchair*",
+    "person, facing right": "* walking*; * running*; * standing; * kneeling*; * with white cane*;"
+    "white cane; * in motorized wheelchair*; * in manual wheelchair*; manual wheelchair;"
+    "motorized wheelchair",
+    "gesturing": "* gesturing *",
+    "getting hair or massage": "* getting *",
+    "worker": "*health worker; *office worker",
     "biking": "* biking",
     "skiing": "skier; snowboarder",
     # animals
@@ -103,7 +106,7 @@ FAMILIES = {
     "dog": "dog face; dog; guide dog; service dog; poodle",
     "cat": "cat face; cat; black cat",
     "big cat": "tiger face; tiger; leopard",
-    "horse": "horse face; horse; unicorn; zebra; donkey",
+    "horse": "horse face; horse; unicorn; zebra; donkey; horse racing; carousel horse",
     "cow": "cow face; ox; water buffalo; cow",
     "pig": "pig face; pig; boar; pig nose",
     "sheep": "ram; ewe; goat",
@@ -124,7 +127,7 @@ FAMILIES = {
     # plants and food
     "rose": "rose; wilted flower",
     "blossom": "blossom; hibiscus; cherry blossom; white flower",
-    "fir": "evergreen tree; Christmas tree",
+    "tree": "evergreen tree; deciduous tree; leafless tree; Christmas tree",
     "clover": "shamrock; four leaf clover",
     "leaves": "maple leaf; fallen leaf; leaf fluttering in wind",
     "nest": "empty nest; nest with eggs",
@@ -138,11 +141,11 @@ FAMILIES = {
     "ice cream": "soft ice cream; ice cream",
     "cake": "birthday cake; shortcake",
     "beer": "beer mug; clinking beer mugs",
-    "wine": "wine glass; clinking glasses",
+    "wine": "wine glass; clinking glasses; cocktail glass",
     "glass": "glass of milk; tumbler glass",
     "cutlery": "fork and knife with plate; fork and knife",
     # places, transport, sky
-    "globe": "globe showing *",
+    "globe": "globe showing *; globe with meridians",
     "mountain": "snow-capped mountain; mountain; mount fuji",
     "tent": "camping; tent",
     "house": "houses; derelict house; house; house with garden",
@@ -154,12 +157,10 @@ FAMILIES = {
     "train": "railway car; high-speed train; bullet train; train; metro; light rail; station; tram;"
     "monorail; mountain railway; tram car",
     "bus": "bus; oncoming bus; trolleybus; minibus",
-    "police car": "police car; oncoming police car",
-    "taxi": "taxi; oncoming taxi",
-    "car": "automobile; oncoming automobile; sport utility vehicle",
+    "car": "automobile; oncoming automobile; sport utility vehicle; police car;"
+    "oncoming police car; taxi; oncoming taxi",
     "lorry": "delivery truck; articulated lorry",
     "motor bike": "motorcycle; motor scooter",
-    "wheelchair": "manual wheelchair; motorized wheelchair",
     "traffic light": "horizontal traffic light; vertical traffic light",
     "motor boat": "speedboat; motor boat",
     "ship": "passenger ship; ferry; ship",
@@ -174,7 +175,8 @@ FAMILIES = {
     "star": "star; glowing star",
     "shooting star": "shooting star; comet",
     "cloud": "cloud; cloud with *; sun behind *",
-    "umbrella": "closed umbrella; umbrella; umbrella with rain drops; umbrella on ground",
+    "umbrella": "closed umbrella; umbrella; umbrella with rain drops; umbrella on ground;"
+    "beach with umbrella",
     "snowman": "snowman; snowman without snow",
     "droplet": "droplet; drop of blood",
     # activities
@@ -194,7 +196,7 @@ FAMILIES = {
     "telephone": "telephone; telephone receiver",
     "battery": "battery; low battery",
     "disc": "optical disk; dvd",
-    "camera": "camera; camera with flash",
+    "camera": "camera; camera with flash; video camera; movie camera; film projector",
     "magnifying glass": "magnifying glass *",
     "book": "closed book; green book; blue book; orange book",
     "notebook": "notebook; notebook with decorative cover",
@@ -232,8 +234,9 @@ FAMILIES = {
     "brightness": "dim button; bright button",
     "signal": "antenna bars; wireless",
     "gender sign": "female sign; male sign; transgender symbol",
-    "maths sign": "multiply; plus; minus; divide; heavy equals sign; cross mark; cross mark button",
-    "check mark": "check mark button; check box with check; check mark",
+    "maths sign": "multiply; plus; minus; divide; heavy equals sign",
+    "check or cross": "check mark button; check box with check; check mark; cross mark;"
+    "cross mark button",
     "shape": "hollow red circle",
     "loop": "curly loop; double curly loop",
     "star tile": "eight-spoked asterisk; eight-pointed star; sparkle",
