@@ -1,6 +1,8 @@
 """What a number has to beat: nearest neighbours in raw pixels. (Chance stands beside every metric;
 a model with random parameters is evaluated like any other.)"""
 
+import math
+
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
@@ -49,4 +51,4 @@ def raw_pixel_scores(
 
 
 def _flat(pictures: np.ndarray) -> np.ndarray:
-    return pictures.reshape(len(pictures), np.prod(pictures.shape[1:])).astype(np.float32) / 255.0
+    return pictures.reshape(len(pictures), math.prod(pictures.shape[1:])).astype(np.float32) / 255.0

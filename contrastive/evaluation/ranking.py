@@ -77,7 +77,11 @@ def rank(
     Raises:
       ValueError: There are no queries, a query has no target, or a row is not finite.
     """
-    _check(queries, gallery, query_ids, gallery_ids)
+    _check(query_ids, gallery_ids)
+    for name, x in (("query", queries), ("gallery item", gallery)):
+        bad = np.flatnonzero(~np.isfinite(x).all(axis=1))
+        if len(bad):
+            raise ValueError(f"{name} {bad[0]} is not finite ({len(bad)} such rows).")
     order = np.argsort(gallery_ids, kind="stable")
     greater = np.zeros(len(queries), np.int64)
     tied, targets = np.zeros_like(greater), np.zeros_like(greater)
@@ -112,8 +116,11 @@ def rank_scores(
     query_ids: Int[np.ndarray, "queries"],
     gallery_ids: Int[np.ndarray, "items"],
 ) -> Ranks:
-    """:func:`rank` for a score matrix that exists; equal scores are ties."""
-    _check(scores, scores[:0], query_ids, gallery_ids)
+    """:func:`rank` for a score matrix that exists; equal scores are ties, −inf may occur."""
+    _check(query_ids, gallery_ids)
+    bad = np.flatnonzero(np.isnan(scores).any(axis=1))
+    if len(bad):
+        raise ValueError(f"the scores of query {bad[0]} are not numbers ({len(bad)} such rows).")
     right = query_ids[:, None] == gallery_ids[None, :]
     best = np.max(scores, axis=1, where=right, initial=-np.inf, keepdims=True)
     level = scores == best
@@ -134,10 +141,8 @@ def top(
     return best, np.take_along_axis(scores, best, axis=1)
 
 
-def _check(
-    queries: np.ndarray, gallery: np.ndarray, query_ids: np.ndarray, gallery_ids: np.ndarray
-) -> None:
-    if not len(queries):
+def _check(query_ids: np.ndarray, gallery_ids: np.ndarray) -> None:
+    if not len(query_ids):
         raise ValueError("there is nothing to rank for: 0 queries were given.")
     missing = ~np.isin(query_ids, gallery_ids) | (query_ids < 0)
     if missing.any():
@@ -146,10 +151,6 @@ def _check(
             f"{len(gallery_ids)}, the first is query {np.flatnonzero(missing)[0]} with id "
             f"{query_ids[missing][0]}."
         )
-    for name, rows in (("query", queries), ("gallery item", gallery)):
-        bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
-        if len(bad):
-            raise ValueError(f"{name} {bad[0]} is not finite ({len(bad)} such rows).")
 
 
 def _pad(x: np.ndarray, size: int, fill: int = 0) -> np.ndarray:

@@ -1,0 +1,195 @@
+"""The sets that a model is evaluated on, made from the data that it was trained on."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int32, UInt8
+
+from contrastive.data.captions import canonical
+from contrastive.data.config import DataConfig
+from contrastive.data.examples import read_evaluation_pairs
+from contrastive.data.records import InMemorySource, Record
+from contrastive.data.sources import open_source
+from contrastive.errors import DataError
+
+# Splits of a CSV file that are evaluated, as far as it has them.
+CSV_SPLITS = ("validation", "test")
+# First words of Unicode's subgroup names that say what kind of thing it is: "face-smiling".
+_KINDS = ("animal", "face", "food", "hand", "person", "place", "plant", "transport")
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationSet:
+    """Pictures, the texts they are told apart by, and classes.
+
+    A picture and a text belong together where their ids are equal. Texts may belong to no picture
+    (names to be confused with) and pictures may share a text.
+    """
+
+    name: str
+    images: UInt8[np.ndarray, "images size size 3"]
+    keys: Sequence[str]  # names each picture in messages and on pages
+    ids: Int32[np.ndarray, " images"]
+    texts: Sequence[str]
+    text_ids: Int32[np.ndarray, " texts"]
+    labels: Int32[np.ndarray, " images"] | None = None  # class of each picture; -1 = none
+    classes: Mapping[int, str] | None = None  # name of each label
+
+    def limited(self, most: int) -> "EvaluationSet":
+        """At most so many pictures, evenly spaced; all texts and classes."""
+        chosen = evenly(len(self.images), most)
+        return dataclasses.replace(
+            self,
+            images=self.images[chosen],
+            keys=[self.keys[i] for i in chosen],
+            ids=self.ids[chosen],
+            labels=None if self.labels is None else self.labels[chosen],
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class KnownPictures:
+    """Pictures that the model was trained on, for the raw-pixel baseline."""
+
+    images: UInt8[np.ndarray, "images size size 3"]
+    ids: Int32[np.ndarray, " images"]
+    labels: Int32[np.ndarray, " images"]
+
+
+def evenly(count: int, most: int) -> np.ndarray:
+    """At most ``most`` of the indices below ``count``, evenly spaced, the same every time."""
+    if count <= most:
+        return np.arange(count)
+    return np.arange(most) * count // most
+
+
+def load_sets(
+    data: DataConfig, *, most: int, only: Iterable[str] | None = None
+) -> list[EvaluationSet]:
+    """The evaluation sets of a data source.
+
+    For the emoji: ``unseen_artist``, ``unseen_concepts``, ``unseen_both``, those of OpenMoji where
+    it is installed, and ``train``, the training concepts as one training artist drew them (how well
+    the training data is fitted). For a CSV file: its ``validation`` and ``test`` splits and
+    ``train``.
+
+    Args:
+      data: The data settings of the run.
+      most: Pictures a set; of larger ones, evenly spaced pictures are taken.
+      only: Names of the sets to load; None: all.
+    """
+    sets = _emoji_sets(data, most, only) if data.source == "emoji" else _csv_sets(data, most, only)
+    return list(sets)
+
+
+def _wanted(name: str, only: Iterable[str] | None) -> bool:
+    return only is None or name in only
+
+
+def _emoji_sets(data: DataConfig, most: int, only: Iterable[str] | None) -> Iterable[EvaluationSet]:
+    from contrastive.data.emoji import load_concepts
+    from contrastive.data.emoji.builder import OPENMOJI_SPLITS, SPLITS
+    from contrastive.data.emoji.pictures import openmoji_version
+
+    concepts = load_concepts()
+    labels, classes = emoji_classes()
+    splits = [name for name in SPLITS if name != "train"]
+    splits += OPENMOJI_SPLITS if openmoji_version() else []
+    for name in [*splits, "train"]:
+        if not _wanted(name, only):
+            continue
+        source = open_source(data, name)
+        records: Sequence[Any] = source  # pyright: ignore[reportAssignmentType]
+        if name == "train":
+            records = _first_style(source)
+        pairs = read_evaluation_pairs(_part(records, most), data)
+        held_out = (SPLITS | OPENMOJI_SPLITS)[name][1]
+        # Unseen concepts are told apart from each other, everything else from all names.
+        shown = [c for c in concepts if c.held_out or not held_out]
+        yield EvaluationSet(
+            name=name,
+            images=pairs.images,
+            keys=[record["key"] for record in pairs.records],
+            ids=pairs.ids,
+            texts=[c.name for c in shown],
+            text_ids=np.array([c.index for c in shown], np.int32),
+            labels=labels[pairs.ids],
+            classes=classes,
+        )
+
+
+def emoji_classes() -> tuple[Int32[np.ndarray, " concepts"], dict[int, str]]:
+    """The subgroup of every concept as a label, and the labels' names in plain words."""
+    from contrastive.data.emoji import load_concepts
+
+    concepts = load_concepts()
+    subgroups = sorted({c.subgroup for c in concepts})
+    label = {subgroup: i for i, subgroup in enumerate(subgroups)}
+    names = {i: subgroup_name(subgroup) for subgroup, i in label.items()}
+    return np.array([label[c.subgroup] for c in concepts], np.int32), names
+
+
+def subgroup_name(subgroup: str) -> str:
+    """Unicode's name of a subgroup as one would say it: ``face-smiling`` is a smiling face."""
+    kind, *rest = subgroup.split("-")
+    words = [*rest, kind] if kind in _KINDS else [kind, *rest]
+    return " ".join(words)
+
+
+def known_emoji(data: DataConfig) -> KnownPictures:
+    """All training drawings, with concept and class."""
+    pairs = read_evaluation_pairs(open_source(data, "train"), data)
+    labels, _ = emoji_classes()
+    return KnownPictures(pairs.images, pairs.ids, labels[pairs.ids])
+
+
+def _first_style(source: Any) -> list[Record]:
+    style = source[0]["style"]
+    records = (source[i] for i in range(len(source)))
+    return [record for record in records if record["style"] == style]
+
+
+def _csv_sets(data: DataConfig, most: int, only: Iterable[str] | None) -> Iterable[EvaluationSet]:
+    for name in (*CSV_SPLITS, "train"):
+        if not _wanted(name, only):
+            continue
+        try:
+            source = open_source(data, name)
+        except DataError:
+            if name == "train":
+                raise
+            continue  # the file has no such split
+        pairs = read_evaluation_pairs(_part(source, most), data)
+        yield _unique(name, pairs.images, pairs.records, pairs.ids)
+
+
+def _part(source: Any, most: int) -> Any:
+    """A source of at most so many records."""
+    chosen = evenly(len(source), most)
+    if len(chosen) == len(source) and not isinstance(source, list):
+        return source
+    return InMemorySource([source[int(i)] for i in chosen])
+
+
+def _unique(
+    name: str, images: np.ndarray, records: Sequence[Record], ids: np.ndarray
+) -> EvaluationSet:
+    """Rows that repeat a picture (several captions) or a caption (several pictures) count once."""
+    pictures: dict[tuple[int, bytes], int] = {}
+    for row, (identity, image) in enumerate(zip(ids, images, strict=True)):
+        pictures.setdefault((int(identity), image.tobytes()), row)
+    first = np.array(list(pictures.values()))
+    texts: dict[tuple[int, str], str] = {}
+    for record, identity in zip(records, ids, strict=True):
+        caption = record["caption"].strip()
+        texts.setdefault((int(identity), canonical(caption)), caption)
+    return EvaluationSet(
+        name=name,
+        images=images[first],
+        keys=[records[i]["key"] for i in first],
+        ids=ids[first],
+        texts=list(texts.values()),
+        text_ids=np.array([identity for identity, _ in texts], np.int32),
+    )

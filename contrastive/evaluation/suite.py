@@ -1,0 +1,211 @@
+"""All measurements of a model, each beside chance and what no learning would give."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import jax.numpy as jnp
+import numpy as np
+
+from contrastive.data.config import DataConfig
+from contrastive.errors import ConfigError
+from contrastive.evaluation import retrieval, zero_shot
+from contrastive.evaluation.baselines import raw_pixel_scores
+from contrastive.evaluation.ranking import rank_scores
+from contrastive.evaluation.sets import EvaluationSet, KnownPictures, known_emoji, load_sets
+from contrastive.evaluation.table import format_table
+from contrastive.geometry import alignment, uniformity
+
+__all__ = ["EvaluationConfig", "Results", "evaluate", "evaluate_set", "format_table"]
+
+Results = dict[str, float | str]
+# Seed of the untrained twin; any will do, it stands for having learned nothing.
+UNTRAINED_SEED = 1
+# What the baselines are compared in.
+_COMPARED = (
+    "recall@",
+    "median_rank",
+    "mean_rank",
+    "top",
+    "mean_per_class",
+    "alignment",
+    "uniformity",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """When and on how much a model is evaluated."""
+
+    every: int = 250  # steps between quick evaluations; 0 = only at the end
+    quick_pictures: int = 500  # pictures a set in a quick evaluation
+    pictures: int = 20_000  # pictures a set at the end; of larger sets, evenly spaced ones
+    templates: Literal["plain", "emoji", "photo"] = "plain"  # prompts around class names
+    baselines: bool = True  # also evaluate raw pixels and an untrained model at the end
+    block_rows: int = 1024  # queries whose scores are held at a time
+    block_cols: int = 8192  # items whose scores are held at a time
+
+    def __post_init__(self) -> None:
+        least = {"every": 0, "quick_pictures": 1, "pictures": 1, "block_rows": 1, "block_cols": 1}
+        for name, smallest in least.items():
+            if getattr(self, name) < smallest:
+                raise ConfigError(
+                    f"config.eval.{name} = {getattr(self, name)} has to be at least {smallest}."
+                )
+
+
+@runtime_checkable
+class Encoder(Protocol):
+    """What is evaluated: pictures and texts to unit rows."""
+
+    def encode_image(self, images: Any) -> np.ndarray: ...
+
+    def encode_text(self, texts: Any) -> np.ndarray: ...
+
+    def untrained(self, seed: int) -> Any: ...
+
+
+@runtime_checkable
+class EvaluationSettings(Protocol):
+    """What an evaluation needs to know of a recipe."""
+
+    @property
+    def data(self) -> DataConfig: ...
+
+    @property
+    def eval(self) -> EvaluationConfig: ...
+
+
+def evaluate(model: Encoder, recipe: EvaluationSettings, *, quick: bool = False) -> Results:
+    """Retrieval both ways, zero-shot classification and geometry on every set.
+
+    Args:
+      model: Encodes pictures and texts.
+      recipe: The run's data and evaluation settings.
+      quick: Fewer pictures, no baselines but chance, numbers only: for use during training.
+
+    Returns:
+      ``{"SET/TASK/METRIC": value}``; a metric's chance level is beside it as ``METRIC_chance``, the
+      baselines as ``METRIC_raw_pixels`` and ``METRIC_random_init``. Sizes are recorded as
+      ``queries``, ``gallery``, ``images``, ``classes``, ``templates``, and (not when quick) the
+      split and the name of the template set as strings. Empty if there is nothing to evaluate on.
+    """
+    config = recipe.eval
+    most = config.quick_pictures if quick else config.pictures
+    sets = load_sets(recipe.data, most=most)
+    results: Results = {}
+    encode_text = _Texts(model)
+    for one in sets:
+        results |= _prefixed(one.name, evaluate_set(model, encode_text, one, config))
+    if quick:
+        return results
+    for one in sets:
+        results[f"{one.name}/split"] = one.name
+        if one.classes is not None:
+            results[f"{one.name}/zero_shot/template_set"] = config.templates
+    if config.baselines:
+        results |= _untrained(model, sets, config)
+        if recipe.data.source == "emoji":
+            results |= _raw_pixels(sets, known_emoji(recipe.data))
+    return dict(sorted(results.items()))
+
+
+def evaluate_set(
+    model: Encoder, encode_text: zero_shot.EncodeText, one: EvaluationSet, config: EvaluationConfig
+) -> dict[str, float]:
+    """``{"TASK/METRIC": value}`` of one set."""
+    images = model.encode_image(one.images)
+    texts = encode_text(one.texts)
+    named = np.isin(one.text_ids, one.ids)
+    compare = partial(
+        retrieval.retrieval_metrics, block_rows=config.block_rows, block_cols=config.block_cols
+    )
+    found = compare(images, texts, one.ids, one.text_ids)
+    results = _prefixed("image_to_text", found)
+    found = compare(texts[named], images, one.text_ids[named], one.ids)
+    results |= _prefixed("text_to_image", found)
+    if one.classes is not None and one.labels is not None:
+        templates = zero_shot.TEMPLATES[config.templates]
+        class_labels, classes = zero_shot.class_embeddings(encode_text, one.classes, templates)
+        found = zero_shot.classification_metrics(images, one.labels, class_labels, classes)
+        found |= {"templates": len(templates), "texts": len(templates) * len(class_labels)}
+        results |= _prefixed("zero_shot", found)
+    return results | _prefixed("geometry", _geometry(images, texts, one))
+
+
+def _geometry(images: np.ndarray, texts: np.ndarray, one: EvaluationSet) -> dict[str, float]:
+    first = {int(identity): row for row, identity in reversed(list(enumerate(one.text_ids)))}
+    own = texts[[first[int(identity)] for identity in one.ids]]
+    results = {"alignment": float(alignment(jnp.asarray(images), jnp.asarray(own)))}
+    if len(images) > 1:
+        results["uniformity_images"] = float(uniformity(jnp.asarray(images)))
+        results["uniformity_texts"] = float(uniformity(jnp.asarray(own)))
+    return results
+
+
+def _untrained(model: Encoder, sets: Sequence[EvaluationSet], config: EvaluationConfig) -> Results:
+    """The same architecture with the parameters that training starts from."""
+    twin = model.untrained(UNTRAINED_SEED)
+    encode_text = _Texts(twin)
+    results: Results = {}
+    for one in sets:
+        found = evaluate_set(twin, encode_text, one, config)
+        results |= _prefixed(one.name, _compared(found, "random_init"))
+    return results
+
+
+def _raw_pixels(sets: Sequence[EvaluationSet], known: KnownPictures) -> Results:
+    """The name, or the class, of the training drawing with the nearest pixels.
+
+    Concepts without a training drawing cannot be named that way, only classified; a set of training
+    drawings is left out.
+    """
+    results: Results = {}
+    for one in sets:
+        if one.name == "train":
+            continue
+        if np.isin(one.ids, known.ids).all():
+            scores = raw_pixel_scores(one.images, known.images, known.ids, one.text_ids)
+            named = np.isin(one.text_ids, one.ids)
+            ways = {
+                "image_to_text": (scores, one.ids, one.text_ids),
+                "text_to_image": (scores.T[named], one.text_ids[named], one.ids),
+            }
+            for task, (matrix, query_ids, gallery_ids) in ways.items():
+                ranks = rank_scores(matrix, query_ids, gallery_ids)
+                found = retrieval.summarise(ranks, query_ids, gallery_ids)
+                results |= _prefixed(f"{one.name}/{task}", _compared(found, "raw_pixels"))
+        if one.classes is not None and one.labels is not None:
+            labels = np.array(sorted(one.classes), np.int32)
+            scores = raw_pixel_scores(one.images, known.images, known.labels, labels)
+            found = zero_shot.score_metrics(scores, one.labels, labels)
+            results |= _prefixed(f"{one.name}/zero_shot", _compared(found, "raw_pixels"))
+    return results
+
+
+def _prefixed(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{prefix}/{name}": float(value) for name, value in values.items()}
+
+
+def _compared(values: Mapping[str, float], baseline: str) -> dict[str, float]:
+    kept = {}
+    for path, value in values.items():
+        metric = path.rpartition("/")[2]
+        if metric.startswith(_COMPARED) and not metric.endswith(("_chance", "_majority")):
+            kept[f"{path}_{baseline}"] = value
+    return kept
+
+
+class _Texts:
+    """Encodes every text once, though sets share most of theirs."""
+
+    def __init__(self, model: Encoder) -> None:
+        self._model = model
+        self._rows: dict[str, np.ndarray] = {}
+
+    def __call__(self, texts: Sequence[str]) -> np.ndarray:
+        new = list(dict.fromkeys(text for text in texts if text not in self._rows))
+        if new:
+            self._rows.update(zip(new, self._model.encode_text(new), strict=True))
+        return np.stack([self._rows[text] for text in texts])

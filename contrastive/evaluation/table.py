@@ -1,0 +1,134 @@
+"""Results as people read them: one row a task and set, beside chance and baselines."""
+
+import dataclasses
+import io
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+TITLES = {
+    "unseen_artist": "unseen artist",
+    "unseen_concepts": "unseen concepts",
+    "unseen_both": "unseen artist and concepts",
+    "unseen_artist_openmoji": "second unseen artist",
+    "unseen_both_openmoji": "second unseen artist, unseen concepts",
+    "validation": "validation",
+    "test": "test",
+    "train": "training fit",
+    "image_to_text": "image → text",
+    "text_to_image": "text → image",
+    "zero_shot": "zero-shot class",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class TableRow:
+    """One task on one set, as tables show it; None where it was not measured."""
+
+    group: str
+    task: str
+    queries: int
+    candidates: int
+    first: float | None  # recall@1 or top-1
+    fifth: float | None
+    tenth: float | None
+    median_rank: float | None
+    chance: float | None  # of ``first``, like the two below
+    raw_pixels: float | None
+    random_init: float | None
+
+
+def table_rows(results: Mapping[str, Any]) -> list[TableRow]:
+    """The retrieval and zero-shot results in the order in which people read them."""
+    sets = list(dict.fromkeys(name.split("/")[0] for name in results))
+    order = list(TITLES)
+    sets.sort(key=lambda name: order.index(name) if name in order else len(order))
+    rows = []
+    for group in sets:
+        for task, first, size in (
+            ("image_to_text", "recall@1", ("queries", "gallery")),
+            ("text_to_image", "recall@1", ("queries", "gallery")),
+            ("zero_shot", "top1", ("images", "classes")),
+        ):
+            prefix = f"{group}/{task}/"
+            if prefix + first not in results:
+                continue
+
+            def get(metric: str, prefix: str = prefix) -> float | None:
+                value = results.get(prefix + metric)
+                return value if isinstance(value, int | float) else None
+
+            rows.append(
+                TableRow(
+                    group=group,
+                    task=task,
+                    queries=int(get(size[0]) or 0),
+                    candidates=int(get(size[1]) or 0),
+                    first=get(first),
+                    fifth=get("top5" if task == "zero_shot" else "recall@5"),
+                    tenth=get("recall@10"),
+                    median_rank=get("median_rank"),
+                    chance=get(f"{first}_chance"),
+                    raw_pixels=get(f"{first}_raw_pixels"),
+                    random_init=get(f"{first}_random_init"),
+                )
+            )
+    return rows
+
+
+def format_table(results: Mapping[str, Any], *, width: int = 100) -> str:
+    """The results as a table for the terminal: shares of queries, beside chance and baselines."""
+    rows = table_rows(results)
+    if not rows:
+        return "Nothing was evaluated: the data has no split to evaluate on."
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("")
+    table.add_column("")
+    for name in (
+        "queries",
+        "among",
+        "R@1",
+        "R@5",
+        "R@10",
+        "median",
+        "chance",
+        "pixels",
+        "untrained",
+    ):
+        table.add_column(name, justify="right")
+    before = ""
+    for row in rows:
+        title = TITLES.get(row.group, row.group) if row.group != before else ""
+        if before and title:
+            table.add_section()
+        before = row.group
+        shares = (row.first, row.fifth, row.tenth)
+        baselines = (row.chance, row.raw_pixels, row.random_init)
+        median = "" if row.median_rank is None else f"{row.median_rank:g}"
+        table.add_row(
+            Text(title, "bold"),
+            TITLES[row.task],
+            f"{row.queries:,}",
+            f"{row.candidates:,}",
+            *map(share, shares),
+            median,
+            *map(share, baselines),
+        )
+    out = io.StringIO()
+    console = Console(file=out, width=width, color_system=None, highlight=False)
+    console.print(table)
+    console.print("R@k: share of queries with a right answer among the first k (zero-shot: top-k).")
+    console.print("chance, pixels (nearest training picture) and untrained are for R@1.")
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+def share(value: float | None) -> str:
+    """A share as people compare it: three digits, no leading zero."""
+    if value is None:
+        return ""
+    if value >= 0.9995:
+        return "1.000"
+    return f"{value:.4f}"[1:] if value < 0.01 else f"{value:.3f}"[1:]
