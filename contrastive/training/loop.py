@@ -6,7 +6,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -19,6 +19,7 @@ from contrastive.training.step import TrainStep
 DEVICE_FIELDS = ("image", "text", "id")
 
 
+@runtime_checkable
 class Batches(Protocol):
     """The loader: host batches in order, and its position among them."""
 

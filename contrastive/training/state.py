@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Array, Int
 
 from contrastive.towers import TwoTower
 
@@ -16,9 +15,12 @@ from contrastive.towers import TwoTower
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """A pure pytree; float32 parameters, optimizer moments with the parameters' shardings."""
+    """A pure pytree; float32 parameters, optimizer moments with the parameters' shardings.
 
-    step: Int[Array, ""]  # optimizer updates done
+    The leaves are arrays in training, shapes with shardings where a checkpoint is the target.
+    """
+
+    step: Any  # int32 scalar: optimizer updates done
     parameters: Any  # nnx.State
     optimizer: Any  # optax state
     average: Any  # exponential moving average of the parameters, or None
