@@ -12,6 +12,7 @@ from contrastive.data.emoji.concepts import (
     OPTIONAL_STYLES,
     TEST_STYLES,
     TRAIN_STYLES,
+    Concept,
     load_concepts,
 )
 from contrastive.data.emoji.pictures import concept_image, tile_size
@@ -30,15 +31,15 @@ OPENMOJI_SPLITS: dict[str, tuple[tuple[str, ...], bool]] = {
 }
 
 
-def split_members(split: str) -> Iterator[tuple[str, int]]:
-    """(style, concept index) of every example of a split, in its order: style by style."""
+def split_members(split: str) -> Iterator[tuple[str, Concept]]:
+    """(style, concept) of every example of a split, in its order: style by style."""
     styles, held_out = (SPLITS | OPENMOJI_SPLITS)[split]
     for style in styles:
         for concept in load_concepts():
             if concept.held_out == held_out and (
                 style in concept.styles or style in OPTIONAL_STYLES
             ):
-                yield style, concept.index
+                yield style, concept
 
 
 class EmojiBuilder(tfds.core.GeneratorBasedBuilder):
@@ -94,12 +95,10 @@ class EmojiBuilder(tfds.core.GeneratorBasedBuilder):
         return {split: self._generate_examples(split) for split in splits}
 
     def _generate_examples(self, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        concepts = load_concepts()
-        for style, index in split_members(split):
-            concept = concepts[index]
+        for style, concept in split_members(split):
             key = f"{style}/{concept.codepoints}"
             picture = io.BytesIO()
-            Image.fromarray(concept_image(style, index)).save(picture, format="PNG")
+            Image.fromarray(concept_image(style, concept.index)).save(picture, format="PNG")
             picture.seek(0)
             yield (
                 key,

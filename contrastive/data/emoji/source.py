@@ -6,6 +6,7 @@ import io
 import os
 import shutil
 import tempfile
+import threading
 import time
 from importlib import resources
 from pathlib import Path
@@ -21,6 +22,7 @@ from contrastive.errors import DataError
 
 _ABANDONED_AFTER_S = 3600.0
 _TEMPORARY_PREFIX = ".emoji-"
+_PREPARING = threading.Lock()  # output is redirected for the whole process meanwhile
 
 
 class EmojiRecord(TypedDict):
@@ -63,8 +65,8 @@ class EmojiSource:
             last = self[len(self) - 1]
         except Exception as error:
             raise self._damaged() from error
-        expected = list(split_members(self.split))
-        if len(self) != len(expected) or (last["style"], last["id"]) != expected[-1]:
+        *others, (style, concept) = split_members(self.split)
+        if len(self) != len(others) + 1 or (last["style"], last["id"]) != (style, concept.index):
             raise self._damaged()
 
     def _damaged(self) -> DataError:
@@ -117,7 +119,8 @@ def open_split(split: str, cache_dir: str | os.PathLike[str]) -> EmojiSource:
         raise DataError(f"the emoji data have no split {split!r}; the splits are {known}")
     if split in OPENMOJI_SPLITS:
         require_openmoji()
-    folder = _prepare("openmoji" if split in OPENMOJI_SPLITS else "committed", Path(cache_dir))
+    with _PREPARING:
+        folder = _prepare("openmoji" if split in OPENMOJI_SPLITS else "committed", Path(cache_dir))
     return EmojiSource(split, folder)
 
 
@@ -125,22 +128,22 @@ def _record(serialized: bytes) -> EmojiRecord:
     """Reads one tf.train.Example; tfds' own decoder of all features takes ten times as long."""
     example = tf_example_pb2.Example.FromString(serialized)  # pyright: ignore[reportAttributeAccessIssue]
     features = example.features.feature
-
-    def text(field: str) -> str:
-        return features[field].bytes_list.value[0].decode()
-
     return {
         "image": features["image"].bytes_list.value[0],
-        "caption": text("caption"),
+        "caption": _text(features["caption"]),
         "keywords": [word.decode() for word in features["keywords"].bytes_list.value],
         "id": features["id"].int64_list.value[0],
-        "key": text("key"),
-        "style": text("style"),
-        "group": text("group"),
-        "subgroup": text("subgroup"),
-        "base": text("base"),
-        "split": text("split"),
+        "key": _text(features["key"]),
+        "style": _text(features["style"]),
+        "group": _text(features["group"]),
+        "subgroup": _text(features["subgroup"]),
+        "base": _text(features["base"]),
+        "split": _text(features["split"]),
     }
+
+
+def _text(feature: Any) -> str:
+    return feature.bytes_list.value[0].decode()
 
 
 def _fingerprint(config: str) -> str:
