@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int32, UInt8
@@ -10,7 +9,7 @@ from jaxtyping import Int32, UInt8
 from contrastive.data.captions import canonical
 from contrastive.data.config import DataConfig
 from contrastive.data.examples import read_evaluation_pairs
-from contrastive.data.records import InMemorySource, Record
+from contrastive.data.records import Record, Source
 from contrastive.data.sources import open_source
 from contrastive.errors import DataError
 
@@ -90,7 +89,7 @@ def _wanted(name: str, only: Iterable[str] | None) -> bool:
 
 def _emoji_sets(data: DataConfig, most: int, only: Iterable[str] | None) -> Iterable[EvaluationSet]:
     from contrastive.data.emoji import load_concepts
-    from contrastive.data.emoji.builder import OPENMOJI_SPLITS, SPLITS
+    from contrastive.data.emoji.builder import OPENMOJI_SPLITS, SPLITS, split_members
     from contrastive.data.emoji.pictures import openmoji_version
 
     concepts = load_concepts()
@@ -100,11 +99,11 @@ def _emoji_sets(data: DataConfig, most: int, only: Iterable[str] | None) -> Iter
     for name in [*splits, "train"]:
         if not _wanted(name, only):
             continue
-        source = open_source(data, name)
-        records: Sequence[Any] = source  # pyright: ignore[reportAssignmentType]
-        if name == "train":
-            records = _first_style(source)
-        pairs = read_evaluation_pairs(_part(records, most), data)
+        # One drawing a concept: of the training split, those of the first artist.
+        members = list(split_members(name))
+        rows = [i for i, (style, _) in enumerate(members) if style == members[0][0]]
+        source = _part(open_source(data, name), [rows[i] for i in evenly(len(rows), most)])
+        pairs = read_evaluation_pairs(source, data)
         held_out = (SPLITS | OPENMOJI_SPLITS)[name][1]
         # Unseen concepts are told apart from each other, everything else from all names.
         shown = [c for c in concepts if c.held_out or not held_out]
@@ -145,12 +144,6 @@ def known_emoji(data: DataConfig) -> KnownPictures:
     return KnownPictures(pairs.images, pairs.ids, labels[pairs.ids])
 
 
-def _first_style(source: Any) -> list[Record]:
-    style = source[0]["style"]
-    records = (source[i] for i in range(len(source)))
-    return [record for record in records if record["style"] == style]
-
-
 def _csv_sets(data: DataConfig, most: int, only: Iterable[str] | None) -> Iterable[EvaluationSet]:
     for name in (*CSV_SPLITS, "train"):
         if not _wanted(name, only):
@@ -161,16 +154,27 @@ def _csv_sets(data: DataConfig, most: int, only: Iterable[str] | None) -> Iterab
             if name == "train":
                 raise
             continue  # the file has no such split
-        pairs = read_evaluation_pairs(_part(source, most), data)
+        pairs = read_evaluation_pairs(_part(source, evenly(len(source), most)), data)
         yield _unique(name, pairs.images, pairs.records, pairs.ids)
 
 
-def _part(source: Any, most: int) -> Any:
-    """A source of at most so many records."""
-    chosen = evenly(len(source), most)
-    if len(chosen) == len(source) and not isinstance(source, list):
+def _part(source: Source, rows: Sequence[int] | np.ndarray) -> Source:
+    if len(rows) == len(source):
         return source
-    return InMemorySource([source[int(i)] for i in chosen])
+    return _Part(source, [int(i) for i in rows])
+
+
+class _Part:
+    """Some records of a source."""
+
+    def __init__(self, source: Source, rows: Sequence[int]) -> None:
+        self._source, self._rows = source, rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int, /) -> Record:
+        return self._source[self._rows[index]]
 
 
 def _unique(
