@@ -10,10 +10,11 @@ import hashlib
 import json
 import logging
 import pathlib
-import time
 from collections.abc import Callable, Iterator, Sequence
+from time import monotonic as _now
 from typing import NamedTuple
 
+import grain
 import numpy as np
 from jaxtyping import Int32, Int64, UInt8
 from PIL import Image
@@ -26,6 +27,7 @@ from contrastive.data.transforms import decode_image, evaluation_image, resize, 
 from contrastive.errors import DataError
 
 Progress = Callable[[int, int], None]
+_AHEAD = 64  # samples that are read ahead
 _log = logging.getLogger(__name__)
 
 
@@ -38,7 +40,7 @@ class Examples:
       captions, keywords: Their texts.
       ids: Content ids; examples with the same caption or the same picture have the same.
       images: Their pictures, square and small, if they fit in memory.
-      fingerprint: A digest of all this: equal data, equal fingerprint.
+      fingerprint: A digest of all this and of the encoded pictures: equal data, equal fingerprint.
       errors: The samples that are left out.
     """
 
@@ -84,7 +86,7 @@ def read_examples(
     in_memory = len(source) * room * room * 4 <= config.memory_mib << 20
     errors, rows = DataErrors(), _Rows()
     read = functools.partial(read_picture, config=config)
-    for index, record, picture in _usable(source, read, errors, progress):
+    for index, record, picture in _usable(source, config, read, errors, progress):
         rows.add(index, record, picture if in_memory else None)
     if error_log is not None:
         errors.write(error_log)
@@ -92,29 +94,48 @@ def read_examples(
     return rows.examples(errors)
 
 
+class _Sample(NamedTuple):
+    position: int
+    key: str
+    record: Record | None = None
+    picture: Image.Image | None = None
+    error: SampleError | None = None
+
+
 def _usable(
     source: Source,
+    config: DataConfig,
     read: Callable[[Record], Image.Image],
     errors: DataErrors,
-    progress: Progress | None,
+    progress: Progress | None = None,
 ) -> Iterator[tuple[int, Record, Image.Image]]:
     """The samples that can be used, with their pictures; the others go to ``errors``."""
-    told = time.monotonic()
-    for index in range(len(source)):
-        if progress is not None and time.monotonic() - told > 1.0:
-            progress(index, len(source))
-            told = time.monotonic()
+
+    def attempt(index: int) -> _Sample:
         key = f"sample {index}"
         try:
             record = source[index]
             key = record["key"]
             if not (record["caption"] or "").strip():
                 raise SampleError("empty caption")
-            picture = read(record)
+            return _Sample(index, key, record, read(record))
         except SampleError as error:
-            errors.add(index, error.key or key, error)
-            continue
-        yield index, record, picture
+            return _Sample(index, error.key or key, error=error)
+
+    options = grain.ReadOptions(num_threads=config.threads, prefetch_buffer_size=_AHEAD)
+    samples = grain.MapDataset.range(len(source)).map(attempt).to_iter_dataset(options).__iter__()
+    told = _now()
+    try:
+        for sample in samples:
+            if progress is not None and _now() - told > 1.0:
+                progress(sample.position, len(source))
+                told = _now()
+            if sample.record is not None and sample.picture is not None:
+                yield sample.position, sample.record, sample.picture
+            elif sample.error is not None:
+                errors.add(sample.position, sample.key, sample.error)
+    finally:
+        samples.close()
 
 
 class EvaluationPairs(NamedTuple):
@@ -143,7 +164,7 @@ def read_evaluation_pairs(source: Source, config: DataConfig) -> EvaluationPairs
     images: list[np.ndarray] = []
     records: list[Record] = []
     for index, record, picture in _usable(
-        source, lambda record: decode_image(record["image"]), errors, None
+        source, config, lambda record: decode_image(record["image"]), errors
     ):
         rows.add(index, record, None)
         records.append(record)
@@ -179,6 +200,7 @@ class _Rows:
         content = hashlib.blake2b(digest_size=8)
         for row in zip(self.index, self.captions, self.keywords, ids.tolist(), strict=True):
             content.update(json.dumps(row).encode())
+        content.update(b"".join(self.digests))
         images = [image for image in self.images if image is not None]
         return Examples(
             index=np.array(self.index, np.int64),

@@ -20,6 +20,12 @@ def noise(seed: int, side: int = 24) -> np.ndarray:
 
 
 @pytest.fixture
+def picture() -> Callable[[int], bytes]:
+    """``picture(seed)``: the PNG of some noise."""
+    return lambda seed: png(noise(seed))
+
+
+@pytest.fixture
 def make_records() -> Callable[..., list[Record]]:
     """``make_records(n)``: n records with distinct pictures and captions."""
 

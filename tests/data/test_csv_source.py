@@ -7,6 +7,7 @@ import os
 import numpy as np
 import pytest
 
+from contrastive.data.captions import canonical
 from contrastive.data.config import CsvConfig, DataConfig
 from contrastive.data.examples import read_examples
 from contrastive.data.pipeline import BatchLoader, load_tokenizer
@@ -187,31 +188,40 @@ def test_splits_by_column(write_table):
     assert len(open_source(other, "train")) == 3
 
 
-def test_splits_by_content(write_table):
-    """Without a column, equal captions and equal pictures stay on one side, whatever the order."""
-    rows = [f"{i}.png,thing {i // 3}" for i in range(600)] + ["0.png,Another", "x.png,THING  7"]
-    config = config_of(write_table("image,caption\n" + "\n".join(rows)), CsvConfig())
-    sides = {}
+def sides_of(path, csv):
+    """The split of each caption, in canonical form."""
+    config, sides = config_of(path, csv), {}
     for split in ("train", "validation"):
         source = open_source(config, split)
-        sides[split] = [source.text(i)[0].casefold() for i in range(len(source))]
-    assert len(sides["train"]) + len(sides["validation"]) == 602
-    assert 20 < len(sides["validation"]) < 110
-    assert not {" ".join(c.split()) for c in sides["train"]} & {
-        " ".join(c.split()) for c in sides["validation"]
-    }
-    assert ("another" in sides["train"]) == ("thing 0" in sides["train"])
-    grown = write_table("image,caption\n" + "\n".join(["new.png,new", *rows[::-1]]), name="g.csv")
-    again = open_source(config_of(grown, CsvConfig()), "validation")
-    assert set(sides["validation"]) - {"another"} <= {
-        again.text(i)[0].casefold() for i in range(len(again))
-    }
-    half = open_source(config_of(grown, CsvConfig(held_out_share=0.5)), "validation")
-    assert len(half) > 200
+        for i in range(len(source)):
+            sides.setdefault(canonical(source.text(i)[0]), set()).add(split)
+    return sides
+
+
+def test_splits_by_content(write_table):
+    """Without a column, equal captions and equal pictures stay on one side, whatever the order."""
+    rows = [f"{i}.png,thing {i // 3}" for i in range(600)]
+    rows += [f"x{i}.png,THING  {i}" for i in range(200)]  # the same captions
+    rows += [f"{3 * i}.png,other {i}" for i in range(200)]  # the same pictures
+    sides = sides_of(write_table("image,caption\n" + "\n".join(rows)), CsvConfig())
+    assert len(sides) == 400
+    assert all(len(side) == 1 for side in sides.values())
+    assert all(sides[f"thing {i}"] == sides[f"other {i}"] for i in range(200))
+    held_out = {caption for caption, side in sides.items() if side == {"validation"}}
+    assert 15 < len(held_out) < 65
+    # More rows at the end leave the others where they are.
+    longer = write_table("image,caption\n" + "\n".join([*rows, "n.png,new"]), name="longer.csv")
+    assert {c: s for c, s in sides_of(longer, CsvConfig()).items() if c != "new"} == sides
+    half = sides_of(longer, CsvConfig(held_out_share=0.5))
+    assert held_out < {caption for caption, side in half.items() if side == {"validation"}}
+
+
+def test_splits_that_are_not_there(write_table):
+    path = write_table("image,caption\n0.png,a cat\n")
     with pytest.raises(DataError, match="no row for the split 'validation'"):
-        open_source(config_of(grown), "validation")
+        open_source(config_of(path), "validation")
     with pytest.raises(DataError, match="not 'test'"):
-        open_source(config, "test")
+        open_source(config_of(path), "test")
 
 
 @pytest.mark.parametrize(

@@ -192,16 +192,17 @@ loader.close()
             np.testing.assert_array_equal(values, other[f"{name}{i}"])
 
 
-def test_state_of_other_data_is_refused(open_loader, make_records):
+def test_state_of_other_data_is_refused(open_loader, make_records, picture):
     state = open_loader().state()
     with pytest.raises(DataError, match="batch_size = 10, this run has 20"):
         open_loader(batch_size=20).restore(state)
     with pytest.raises(DataError, match="seed = 1, this run has 2"):
         open_loader(seed=2).restore(state)
-    changed = make_records(100, keywords=["red", "round", "old"])
-    changed[7]["caption"] = "another thing"
-    with pytest.raises(DataError, match="The data has changed"):
-        open_loader(source=InMemorySource(changed)).restore(state)
+    for field, value in {"caption": "another thing", "image": picture(1000)}.items():
+        changed = make_records(100, keywords=["red", "round", "old"])
+        changed[7] = {**changed[7], field: value}
+        with pytest.raises(DataError, match="The data has changed"):
+            open_loader(source=InMemorySource(changed)).restore(state)
 
 
 def test_A09_training_drops_the_short_batch_and_counts_it(open_loader, make_records):
@@ -368,6 +369,19 @@ def test_without_augmentation_pixels_are_those_of_evaluation(open_loader, make_r
         np.testing.assert_array_equal(batch["image"], pairs.images[batch["example"]])
 
 
+def test_small_pictures_are_enlarged_once(open_loader, make_records):
+    """They wait as they are for their geometry; without geometry they are enlarged at the start."""
+    source = InMemorySource(make_records(20, side=6))
+    sizes = {
+        name: {image.size for image in open_loader(config, source=source).examples.images or ()}
+        for name, config in (("augmented", CONFIG), ("plain", PLAIN))
+    }
+    assert sizes == {"augmented": {(6, 6)}, "plain": {(8, 8)}}
+    large = open_loader(source=InMemorySource(make_records(20, side=100)))
+    assert {image.size for image in large.examples.images or ()} == {(12, 12)}
+    assert next(open_loader(source=source))["image"].shape == (10, 8, 8, 3)
+
+
 def test_evaluation_pairs_leave_bad_samples_out(make_records):
     records = make_records(20)
     records[3]["image"] = b"no picture"
@@ -382,7 +396,7 @@ def test_evaluation_pairs_leave_bad_samples_out(make_records):
 
 def test_progress_is_told(make_records, monkeypatch):
     clock = iter(range(0, 1000, 2))
-    monkeypatch.setattr("contrastive.data.examples.time.monotonic", lambda: float(next(clock)))
     told = []
+    monkeypatch.setattr("contrastive.data.examples._now", lambda: float(next(clock)))
     read_examples(InMemorySource(make_records(3)), CONFIG, progress=lambda *now: told.append(now))
     assert told == [(0, 3), (1, 3), (2, 3)]
