@@ -1,11 +1,27 @@
-"""The plainest form: the whole matrix of logits, differentiated by JAX."""
+"""The plainest form: each device's row slice of the logits held whole, differentiated by JAX.
+
+3U operations, any number of derivatives in any mode, and memory that grows with the batch.
+"""
+
+import dataclasses
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Float, Int
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array
 
+from contrastive.logits import masks
+from contrastive.logits.masks import Labels
+from contrastive.logits.partition import Layout
+from contrastive.logits.running import finite
 from contrastive.logits.statistics import RowStatistics
+from contrastive.logits.tiles import accumulator, dot
+
+same_content = masks.equal_ids
+Pair = tuple[Labels, Labels]
 
 
 def replicate(x: Array) -> Array:
@@ -13,102 +29,86 @@ def replicate(x: Array) -> Array:
     sharding = jax.typeof(x).sharding
     if all(part is None for part in sharding.spec):
         return x
-    if not all(kind == AxisType.Explicit for kind in sharding.mesh.axis_types):
-        return x
     return jax.sharding.reshard(x, NamedSharding(sharding.mesh, PartitionSpec(*[None] * x.ndim)))
 
 
 def product(rows: Array, columns: Array) -> Array:
     """``rows · columnsᵀ`` accumulated in float32; float32 inputs use the highest precision."""
-    accumulator = jnp.promote_types(rows.dtype, jnp.float32)
-    precision = jax.lax.Precision.HIGHEST if rows.dtype != jnp.bfloat16 else None
-    return jnp.matmul(rows, columns.T, precision=precision, preferred_element_type=accumulator)
+    full = accumulator(rows.dtype) == rows.dtype
+    return dot(rows, columns, (1, 1), lax.Precision.HIGHEST if full else lax.Precision.DEFAULT)
 
 
-def same_content(row_ids: Array, column_ids: Array) -> Array:
-    """Which entries have the same known id, [rows, columns]."""
-    if row_ids.ndim == 1:
-        return (row_ids[:, None] == column_ids[None, :]) & (row_ids[:, None] != -1)
-    unknown = row_ids.dtype.type(-1)
-    equal = (row_ids[:, None, :] == column_ids[None, :, :]).all(-1)
-    return equal & ~(row_ids == unknown).all(-1)[:, None]
+def dense_logits(
+    layout: Layout, rows: Array, columns: Array | None, labels: Pair, paired: bool
+) -> tuple[Array, Pair]:
+    """``rows columnsᵀ`` (no scale yet) and the labels of its rows and columns, placed."""
+    columns = rows if columns is None else columns
+    if paired:
+        size = rows.shape[0]
+        labels = (
+            labels[0]._replace(pair=jnp.arange(size, dtype=jnp.int32)),
+            labels[1]._replace(pair=jnp.arange(size, dtype=jnp.int32)),
+        )
+    x, row_labels = layout.place((rows, labels[0]), layout.cut)
+    y, column_labels = layout.place((columns, labels[1]), PartitionSpec())
+    products = layout.place(dot(x, y, (1, 1), layout.precision), layout.cut)
+    return products, (row_labels, column_labels)
 
 
-def negatives_mask(
-    rows: int,
-    columns: int,
+def sum_exp(logits: Array, mask: Array | None, axis: int) -> Array:
+    """``log Σ exp`` over the entries of the mask; -inf and no gradient where there are none."""
+    there = logits if mask is None else jnp.where(mask, logits, -jnp.inf)
+    level = finite(jax.lax.stop_gradient(there.max(axis)))
+    total = jnp.exp(there - jnp.expand_dims(level, axis)).sum(axis)
+    empty = total == 0
+    return jnp.where(empty, -jnp.inf, jnp.log(jnp.where(empty, 1.0, total)) + level)
+
+
+def describe(logits: Array, mask: Array | None, own: Array | None, axis: int) -> dict[str, Any]:
+    """Statistics of the negatives along one axis, without gradients."""
+    logits = jax.lax.stop_gradient(logits)
+    mask = jnp.ones_like(logits, bool) if mask is None else mask
+    there = jnp.where(mask, logits, -jnp.inf)
+    top = there.max(axis)
+    along = partial(jnp.sum, axis=axis, dtype=logits.dtype)
+    return {
+        "max": top,
+        "ties": along(mask & (there == jnp.expand_dims(top, axis))),
+        "sum": along(jnp.where(mask, logits, 0.0)),
+        "count": along(mask),
+        "positive": None if own is None else along(jnp.where(own, logits, 0.0)),
+    }
+
+
+def dense_logsumexp(
+    layout: Layout,
+    rows: Array,
+    columns: Array | None,
+    scale: Array,
+    labels: Pair,
     *,
     paired: bool,
-    row_ids: Array | None,
-    column_ids: Array | None,
-    row_exists: Array | None,
-    column_exists: Array | None,
-) -> Array | None:
-    """Which entries are negatives, [rows, columns]; None where all are."""
-    masks = []
-    if paired:
-        masks.append(jnp.arange(rows)[:, None] != jnp.arange(columns)[None, :])
-    if row_ids is not None and column_ids is not None:
-        masks.append(~same_content(row_ids, replicate(column_ids)))
-    if row_exists is not None:
-        masks.append(row_exists[:, None])
-    if column_exists is not None:
-        masks.append(replicate(column_exists)[None, :])
-    mask = None
-    for m in masks:
-        mask = m if mask is None else mask & m
-    return mask
-
-
-def _reduce(logits: Array, mask: Array | None, axis: int) -> RowStatistics:
-    if mask is None:
-        mask = jnp.ones((1, 1), bool)
-    masked = jnp.where(mask, logits, -jnp.inf)
-    top = jax.lax.stop_gradient(masked.max(axis))
-    safe = jnp.where(jnp.isfinite(top), top, jnp.zeros_like(top))
-    shifted = jnp.where(mask, logits - jnp.expand_dims(safe, axis), -jnp.inf)
-    total = jnp.exp(shifted).sum(axis)
-    empty = total == 0
-    value = jnp.where(empty, -jnp.inf, jnp.log(jnp.where(empty, jnp.ones_like(total), total)))
-    fixed = jax.lax.stop_gradient(logits)
-    return RowStatistics(
-        logsumexp=value + safe,
-        positive=None,
-        max=top,
-        sum=jnp.where(mask, fixed, jnp.zeros_like(fixed)).sum(axis),
-        count=jnp.broadcast_to(mask, logits.shape).sum(axis).astype(logits.dtype),
-    )
-
-
-def logsumexp(
-    rows: Float[Array, "rows dim"],
-    columns: Float[Array, "columns dim"],
-    scale: Float[Array, ""],
-    *,
-    two_way: bool = False,
-    paired: bool = True,
-    row_ids: Int[Array, "rows *words"] | None = None,
-    column_ids: Int[Array, "columns *words"] | None = None,
-    row_exists: Bool[Array, " rows"] | None = None,
-    column_exists: Bool[Array, " columns"] | None = None,
+    two_way: bool,
+    same: bool,
 ) -> RowStatistics:
-    """``n_i = log Σ_j exp(s_ij)`` over the negatives j of row i; ``s = scale · rows columnsᵀ``."""
-    logits = scale * product(rows, replicate(columns))
-    mask = negatives_mask(
-        rows.shape[0],
-        columns.shape[0],
-        paired=paired,
-        row_ids=row_ids,
-        column_ids=column_ids,
-        row_exists=row_exists,
-        column_exists=column_exists,
-    )
-    stats = _reduce(logits, mask, 1)
-    return RowStatistics(
-        logsumexp=stats.logsumexp,
-        positive=None,
-        max=stats.max,
-        sum=stats.sum,
-        count=stats.count,
-        columns=_reduce(logits, mask, 0) if two_way else None,
-    )
+    """What :func:`contrastive.logits.logsumexp` computes, in the plainest way."""
+    products, sides = dense_logits(layout, rows, columns, labels, paired)
+    logits = scale * products
+    other, own = masks.negatives(*sides), masks.own_pair(*sides)
+    positives = masks.positives(*sides) if same else None
+
+    def along(axis: int) -> RowStatistics:
+        result = RowStatistics(
+            logsumexp=sum_exp(logits, other, axis), **describe(logits, other, own, axis)
+        )
+        if positives is not None:
+            result = dataclasses.replace(
+                result,
+                same_logsumexp=sum_exp(logits, positives, axis),
+                same_sum=jnp.where(positives, logits, 0.0).sum(axis),
+                same_count=positives.sum(axis, dtype=logits.dtype),
+            )
+        return layout.place(result, layout.cut)
+
+    result = along(1)
+    return dataclasses.replace(result, columns=along(0)) if two_way else result

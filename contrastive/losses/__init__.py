@@ -1,6 +1,26 @@
 """Contrastive losses: pure functions of unit rows, each a few lines over `contrastive.logits`."""
 
+from contrastive.losses.classifier import classifier_loss, pair_features
 from contrastive.losses.sigmoid import sigmoid_loss
-from contrastive.losses.softmax import clip_loss, info_nce
+from contrastive.losses.softmax import (
+    clip_loss,
+    decoupled_loss,
+    gte_loss,
+    info_nce,
+    multi_positive_loss,
+    nt_xent,
+)
+from contrastive.losses.triplet import triplet_loss
 
-__all__ = ["clip_loss", "info_nce", "sigmoid_loss"]
+__all__ = [
+    "classifier_loss",
+    "clip_loss",
+    "decoupled_loss",
+    "gte_loss",
+    "info_nce",
+    "multi_positive_loss",
+    "nt_xent",
+    "pair_features",
+    "sigmoid_loss",
+    "triplet_loss",
+]

@@ -1,69 +1,150 @@
 """What all losses share: checks, weights, the positive's logit."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+import numpy as np
+from jaxtyping import Array, Float, Integer
 
-from contrastive.logits import RowStatistics
+from contrastive.logits import LogitPartition, RowStatistics, masks
+from contrastive.logits.partition import Layout, resolve
+from contrastive.logits.tiles import accumulator
 
-
-def as_scalar(value: Array | float, like: Array) -> Array:
-    """``value`` as a scalar of the accumulation dtype of ``like``."""
-    return jnp.asarray(value).astype(jnp.promote_types(like.dtype, jnp.float32))
+Rows = Float[Array, "batch dim"]
+Scalar = Float[Array | np.ndarray, ""] | float
+Ids = Integer[Array | np.ndarray, "batch *words"]
+Weights = Float[Array | np.ndarray, " batch"]
+Loss = Float[Array, ""] | tuple[Float[Array, ""], RowStatistics]
 
 
 def check_pairs(name: str, first: Array, second: Array) -> None:
     """Raises unless both sides are [batch, dim] of one shape and dtype."""
     if first.shape != second.shape or first.ndim != 2:
         raise ValueError(
-            f"{name} needs two arrays [batch, dim] of one shape, got {first.shape} and "
-            f"{second.shape}."
+            f"{name} needs two arrays [batch, dim] of one shape, got {list(first.shape)} and "
+            f"{list(second.shape)}."
         )
     if first.dtype != second.dtype:
         raise TypeError(f"{name} needs one dtype, got {first.dtype} and {second.dtype}.")
 
 
-def check_ids(name: str, ids: Array | None) -> None:
+def check_ids(name: str, ids: Array | np.ndarray | None) -> None:
     """Raises unless ids are int32 [batch] or uint32 [batch, 2]."""
-    if ids is None:
-        return
-    if (ids.ndim, str(ids.dtype)) in ((1, "int32"), (2, "uint32")):
-        return
-    raise TypeError(
-        f"{name} has dtype {ids.dtype} and shape {ids.shape}; content ids are int32 [batch], or "
-        "64-bit ids as uint32 [batch, 2]."
-    )
+    if ids is not None:
+        masks.check_ids(name, ids, ids.shape[:1])
 
 
 def keep_existing(x: Array, exists: Array | None) -> Array:
     """Zeros (with zero gradient) in place of the rows that don't exist, whatever they hold."""
-    return x if exists is None else jnp.where(exists[:, None], x, jnp.zeros_like(x))
-
-
-def positive_logits(first: Array, second: Array, scale: Array) -> Array:
-    """``scale · a_i·b_i``, [batch]."""
-    dtype = scale.dtype
-    return scale * jnp.sum(first.astype(dtype) * second.astype(dtype), axis=-1)
+    if exists is None:
+        return x
+    return jnp.where(exists.reshape(*exists.shape, *[1] * (x.ndim - exists.ndim)), x, 0)
 
 
 def weighted_mean(values: Array, weights: Array | None) -> Array:
     """``Σ w l / Σ w``; 0 where all weights are 0; rows of weight 0 may hold anything."""
     if weights is None:
         return values.mean()
-    weights = weights.astype(values.dtype)
-    total = weights.sum()
-    kept = jnp.where(weights > 0, weights * jnp.where(weights > 0, values, 0.0), 0.0)
+    weights = jax.lax.stop_gradient(weights).astype(values.dtype)
+    exists = weights > 0
+    total = jnp.where(exists, weights, 0.0).sum()
+    kept = jnp.where(exists, weights, 0.0) * jnp.where(exists, values, 0.0)
     return kept.sum() / jnp.where(total > 0, total, 1.0)
 
 
-def with_positive(stats: RowStatistics, positive: Array, exists: Array | None) -> RowStatistics:
-    """The statistics, without gradients, with the positives in them."""
-    columns = stats.columns
-    if columns is not None:
-        columns = with_positive(columns, positive, exists)
-    kept = None if exists is None else exists.astype(positive.dtype)
-    return jax.lax.stop_gradient(
-        dataclasses.replace(stats, positive=positive, exists=kept, columns=columns)
-    )
+def cross_entropy(negatives: Array, positive: Array) -> Array:
+    """``−log(exp(p) / (exp(p) + exp(n))) = log(1 + exp(n − p))``, exact where n − p is very low."""
+    gap = negatives - positive
+    return jnp.maximum(gap, 0.0) + jnp.log1p(jnp.exp(-jnp.abs(gap)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Pairs:
+    """A checked batch of pairs, placed as the partition says.
+
+    Attributes:
+      first: ``[batch, dim]``, zeros in rows that don't exist.
+      second: The other side of each pair.
+      scale: Scalar of the accumulation dtype.
+      positive: ``s_ii``, ``[batch]``.
+      ids: Content ids or None.
+      weights: Of the accumulation dtype, or None.
+      exists: Where the weight is positive, or None.
+      layout: The definite layout.
+      partition: What the reductions are given.
+    """
+
+    first: Array
+    second: Array
+    scale: Array
+    positive: Array
+    ids: Array | None
+    weights: Array | None
+    exists: Array | None
+    layout: Layout
+    partition: LogitPartition | None
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        first: Array,
+        second: Array,
+        scale: Any,
+        *,
+        ids: Any = None,
+        weights: Any = None,
+        partition: LogitPartition | None = None,
+        ids_name: str = "ids",
+    ) -> "Pairs":
+        """Checks and places what a loss is given.
+
+        Raises:
+          ValueError: Shapes that don't fit, a batch that can't be cut evenly.
+          TypeError: Dtypes that don't fit; ids that are not int32 or uint32 words.
+        """
+        check_pairs(name, first, second)
+        masks.check_ids(ids_name, ids, first.shape[:1])
+        if weights is not None and weights.shape != first.shape[:1]:
+            raise ValueError(
+                f"weights are {list(weights.shape)}, expected {list(first.shape[:1])}."
+            )
+        if first.dtype == jnp.float16:
+            # Its range is too small for softmax weights divided by the batch.
+            first, second = first.astype(jnp.float32), second.astype(jnp.float32)
+        dtype = accumulator(first.dtype)
+        if ids is not None:
+            ids = jnp.asarray(ids)
+        if weights is not None:
+            weights = jax.lax.stop_gradient(jnp.asarray(weights).astype(dtype))
+        layout = resolve(partition, first)
+        first, second, ids, weights = layout.place((first, second, ids, weights), layout.cut)
+        exists = None if weights is None else weights > 0
+        first, second = keep_existing(first, exists), keep_existing(second, exists)
+        scale = jnp.asarray(scale).astype(dtype)
+        positive = scale * jnp.sum(first.astype(dtype) * second.astype(dtype), axis=-1)
+        return cls(first, second, scale, positive, ids, weights, exists, layout, partition)
+
+    def labels(self, *, columns: bool = True) -> dict[str, Any]:
+        """What the reductions have to know of rows and columns of this batch."""
+        labels = {"row_ids": self.ids, "row_exists": self.exists, "partition": self.partition}
+        if columns:
+            labels |= {"column_ids": self.ids, "column_exists": self.exists}
+        return labels
+
+    def mean(self, values: Array) -> Float[Array, ""]:
+        """Mean over the pairs by their weights."""
+        return weighted_mean(values, self.weights)
+
+    def finish(self, loss: Array, statistics: RowStatistics | None) -> Loss:
+        """The loss; with its statistics, free of gradients, where there are any."""
+        if statistics is None:
+            return loss
+        exists = None if self.exists is None else self.exists.astype(loss.dtype)
+        columns = statistics.columns
+        if columns is not None:
+            columns = dataclasses.replace(columns, exists=exists)
+        done = dataclasses.replace(statistics, exists=exists, columns=columns)
+        return loss, jax.lax.stop_gradient(done)

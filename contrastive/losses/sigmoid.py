@@ -1,73 +1,73 @@
 """The sigmoid loss of SigLIP."""
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
 
-from contrastive.logits import LogitPartition, RowStatistics
-from contrastive.logits.dense import negatives_mask, product, replicate
-from contrastive.losses.common import (
-    as_scalar,
-    check_ids,
-    check_pairs,
-    keep_existing,
-    positive_logits,
-    weighted_mean,
-    with_positive,
-)
+from contrastive.logits import LogitPartition, softplus
+from contrastive.losses.common import Ids, Loss, Pairs, Rows, Scalar, Weights, cross_entropy
 
 
 def sigmoid_loss(
-    images: Float[Array, "batch dim"],
-    texts: Float[Array, "batch dim"],
-    scale: Float[Array, ""] | float,
-    bias: Float[Array, ""] | float,
+    images: Rows,
+    texts: Rows,
+    scale: Scalar,
+    bias: Scalar,
     *,
-    ids: Int[Array, "batch *words"] | None = None,
-    weights: Float[Array, " batch"] | None = None,
+    ids: Ids | None = None,
+    weights: Weights | None = None,
+    multi_positive: bool = False,
     partition: LogitPartition | None = None,
     return_statistics: bool = False,
-) -> Float[Array, ""] | tuple[Float[Array, ""], RowStatistics]:
-    """SigLIP: every entry of the matrix is a binary decision; the sum divided by the batch."""
-    del partition
-    check_pairs("sigmoid_loss", images, texts)
-    check_ids("ids", ids)
-    scale, bias = as_scalar(scale, images), as_scalar(bias, images)
-    exists = None if weights is None else weights > 0
-    images, texts = keep_existing(images, exists), keep_existing(texts, exists)
-    logits = scale * product(images, replicate(texts)) + bias
-    mask = negatives_mask(
-        *logits.shape,
-        paired=True,
-        row_ids=ids,
-        column_ids=ids,
-        row_exists=exists,
-        column_exists=exists,
+) -> Loss:
+    """SigLIP: every entry of the matrix is a decision of its own.
+
+    ``L = (1/B) Σ_ij log(1 + exp(−z_ij (scale · images_i · texts_j + bias)))``, z = 1 for a row's
+    own column, -1 for the others: the sum over all pairs divided by the batch, not by its square.
+
+    Args:
+      images: Unit rows ``[batch, dim]``, a global array under jit.
+      texts: Row i belongs to row i of the images.
+      scale: ``exp(log_scale)``; starts at 10 in the paper.
+      bias: Added to every logit; starts at -10 in the paper.
+      ids: Content ids, int32 ``[batch]`` or uint32 ``[batch, 2]``. Entries of equal known content
+        off the diagonal are left out, or positives with ``multi_positive``.
+      weights: ``[batch]``, ≥ 0; an entry weighs ``½ (w_i + w_j)`` where both are positive, else it
+        is absent, and the sum is divided by ``Σ w_i``. All zero gives 0.
+      multi_positive: z = 1 wherever known ids are equal.
+      partition: How the logits are cut over devices and blocks; None reads it from the inputs.
+      return_statistics: Also return the :class:`RowStatistics` of images, with those of texts in
+        ``columns`` (logits with the bias; no logsumexp).
+
+    Returns:
+      A float32 scalar, differentiable (reverse mode, once) in images, texts, scale and bias.
+
+    Raises:
+      ValueError: Shapes that don't fit; a batch that can't be cut evenly over the devices;
+        ``multi_positive`` without ids.
+      TypeError: Dtypes that don't fit, int64 ids.
+
+    References:
+      Zhai et al., Sigmoid Loss for Language Image Pre-Training, 2023.
+    """
+    if multi_positive and ids is None:
+        raise ValueError("multi_positive=True finds positives by their ids; ids are not given.")
+    pairs = Pairs.of(
+        "sigmoid_loss", images, texts, scale, ids=ids, weights=weights, partition=partition
     )
-    assert mask is not None
-    entries = jnp.where(mask, jax.nn.softplus(logits), 0.0)
-    if weights is not None:
-        dense = jnp.where(weights > 0, weights, 0.0).astype(logits.dtype)
-        entries = entries * ((dense[:, None] + replicate(dense)[None, :]) / 2)
-    positive = positive_logits(images, texts, scale) + bias
-    rows = entries.sum(1)
-    if weights is not None:
-        rows = rows / jnp.where(weights > 0, weights, 1.0).astype(logits.dtype)
-    loss = weighted_mean(rows + jax.nn.softplus(-positive), weights)
-    if not return_statistics:
-        return loss
-    fixed = jnp.where(mask, logits, 0.0)
-    count = mask.astype(logits.dtype)
-    top = jnp.where(mask, logits, -jnp.inf)
-    columns = RowStatistics(
-        logsumexp=None, positive=None, max=top.max(0), sum=fixed.sum(0), count=count.sum(0)
+    bias = jnp.asarray(bias).astype(pairs.scale.dtype)
+    total, statistics = softplus(
+        pairs.first,
+        pairs.second,
+        pairs.scale,
+        bias,
+        ids=pairs.ids,
+        weights=pairs.weights,
+        same=multi_positive,
+        statistics=return_statistics,
+        partition=partition,
     )
-    stats = RowStatistics(
-        logsumexp=None,
-        positive=None,
-        max=top.max(1),
-        sum=fixed.sum(1),
-        count=count.sum(1),
-        columns=columns,
-    )
-    return loss, with_positive(stats, positive, exists)
+    own = pairs.mean(cross_entropy(jnp.zeros_like(pairs.positive), pairs.positive + bias))
+    if pairs.weights is None:
+        count = jnp.asarray(float(images.shape[0]), total.dtype)
+    else:
+        count = jnp.where(pairs.weights > 0, pairs.weights, 0.0).sum()
+    return pairs.finish(total / jnp.where(count > 0, count, 1.0) + own, statistics)
