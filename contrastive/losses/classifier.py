@@ -1,0 +1,65 @@
+"""Sentence-BERT's classifier over a pair of embeddings."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from contrastive.logits.dense import product
+from contrastive.losses.common import cross_entropy, keep_existing, weighted_mean
+
+
+def pair_features(
+    first: Float[Array, "batch dim"], second: Float[Array, "batch dim"]
+) -> Float[Array, "batch features"]:
+    """``(u, v, |u − v|)`` side by side, ``[batch, 3·dim]``."""
+    return jnp.concatenate([first, second, jnp.abs(first - second)], axis=1)
+
+
+def classifier_loss(
+    first: Float[Array, "batch dim"],
+    second: Float[Array, "batch dim"],
+    kernel: Float[Array, "features classes"],
+    labels: Int[Array, " batch"],
+    *,
+    bias: Float[Array, " classes"] | None = None,
+    weights: Float[Array, " batch"] | None = None,
+) -> Float[Array, ""]:
+    """Cross-entropy of ``softmax((u, v, |u − v|) · kernel + bias)`` against a label for each pair.
+
+    The objective that Sentence-BERT was trained with on natural-language inference (entailment,
+    neutral, contradiction). It compares nothing across the batch, so it takes no partition: rows
+    may be cut over devices in any way.
+
+    Args:
+      first: u, ``[batch, dim]``.
+      second: v, of the same shape and dtype.
+      kernel: ``[3·dim, classes]``, for u, v and ``|u − v|`` in this order.
+      labels: int, 0 ≤ label < classes; any other label of an existing row makes the loss NaN.
+      bias: ``[classes]``.
+      weights: ``[batch]``, ≥ 0; rows of weight 0 don't exist, whatever they hold.
+
+    Returns:
+      ``Σ w_i l_i / Σ w_i`` in float32; 0 when all weights are 0.
+
+    Raises:
+      ValueError: Shapes that don't fit.
+
+    References:
+      Reimers & Gurevych, Sentence-BERT, 2019.
+    """
+    classes = kernel.shape[1]
+    if first.shape != second.shape or kernel.shape[0] != 3 * first.shape[1] or classes == 0:
+        raise ValueError(
+            f"classifier_loss needs two arrays [batch, dim] and a kernel [3·dim, classes], got "
+            f"{first.shape}, {second.shape} and {kernel.shape}."
+        )
+    exists = None if weights is None else weights > 0
+    first, second = (keep_existing(x, exists).astype(jnp.float32) for x in (first, second))
+    logits = product(pair_features(first, second), kernel.astype(jnp.float32).T)
+    if bias is not None:
+        logits = logits + bias.astype(jnp.float32)[None, :]
+    own = labels[:, None] == jnp.arange(classes, dtype=labels.dtype)[None, :]
+    target = jnp.sum(jnp.where(own, logits, 0.0), axis=1)
+    others = jax.nn.logsumexp(jnp.where(own, -jnp.inf, logits), axis=1)
+    losses = jnp.where(own.any(axis=1), cross_entropy(others, target), jnp.nan)
+    return weighted_mean(losses, weights)
