@@ -4,8 +4,10 @@ A query may have several right answers (targets); the best-ranked one counts. It
 same are taken to stand in random order, and the expected value over that order is reported: a
 collapsed model, whose scores are all equal, gets exactly chance.
 
-Scores that float32 cannot tell apart are scored again in float64, pair by pair, so that the result
-does not depend on the size of the blocks in which the score matrix is computed.
+Scores that float32 cannot tell apart are scored again in float64, pair by pair: ranks are those of
+exact arithmetic, whatever the blocks in which the score matrix is computed. This is for numbers
+that are reported, and runs on the host. :func:`contrastive.geometry.ranks` is its sibling inside a
+compiled program, on a mesh; it calls such near scores equal, as float32 has to.
 """
 
 import dataclasses

@@ -158,14 +158,14 @@ def _untrained(model: Encoder, sets: Sequence[EvaluationSet], config: Evaluation
 def _raw_pixels(sets: Sequence[EvaluationSet], known: KnownPictures) -> Results:
     """The name, or the class, of the training drawing with the nearest pixels.
 
-    Concepts without a training drawing cannot be named that way, only classified; a set of training
-    drawings is left out.
+    A concept without a training drawing cannot be named that way: it is never found, and a set of
+    such concepts is only classified. The set of training drawings is left out.
     """
     results: Results = {}
     for one in sets:
         if one.name == "train":
             continue
-        if np.isin(one.ids, known.ids).all():
+        if np.isin(one.ids, known.ids).any():
             scores = raw_pixel_scores(one.images, known.images, known.ids, one.text_ids)
             named = np.isin(one.text_ids, one.ids)
             ways = {

@@ -12,15 +12,15 @@ from rich.text import Text
 TITLES = {
     "unseen_artist": "unseen artist",
     "unseen_concepts": "unseen concepts",
-    "unseen_both": "unseen artist and concepts",
-    "unseen_artist_openmoji": "second unseen artist",
-    "unseen_both_openmoji": "second unseen artist, unseen concepts",
+    "unseen_both": "unseen both",
+    "unseen_artist_openmoji": "OpenMoji",
+    "unseen_both_openmoji": "OpenMoji, unseen both",
     "validation": "validation",
     "test": "test",
     "train": "training fit",
     "image_to_text": "image → text",
     "text_to_image": "text → image",
-    "zero_shot": "zero-shot class",
+    "zero_shot": "zero-shot",
 }
 
 
@@ -85,8 +85,8 @@ def format_table(results: Mapping[str, Any], *, width: int = 100) -> str:
     if not rows:
         return "Nothing was evaluated: the data has no split to evaluate on."
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
+    table.add_column("", no_wrap=True)
     for name in (
         "queries",
         "among",

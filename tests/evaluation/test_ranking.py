@@ -3,9 +3,11 @@
 import itertools
 import tracemalloc
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from contrastive import geometry
 from contrastive.evaluation import ranking
 from contrastive.evaluation.ranking import Ranks, rank, rank_scores, top
 from contrastive.evaluation.retrieval import chance_recall, retrieval_metrics
@@ -90,6 +92,22 @@ def test_ranks_equal_float64_counting():
     fast = rank(queries, gallery, query_ids, gallery_ids, block_rows=16, block_cols=64)
     np.testing.assert_array_equal(fast.greater, plain.greater)
     np.testing.assert_array_equal(fast.tied, plain.tied)
+
+
+def test_recall_equals_the_one_inside_compiled_programs():
+    """On rows without near ties the two agree; with exact ties both rank them fairly."""
+    queries, gallery = unit_rows(12, 40, 16), unit_rows(13, 120, 16)
+    gallery = np.concatenate([gallery, gallery[:40]])  # a copy of every target under another id
+    query_ids, gallery_ids = np.arange(40, dtype=np.int32), np.arange(160, dtype=np.int32)
+    here = rank(queries, gallery, query_ids, gallery_ids)
+    there = geometry.recall_at_k(
+        jnp.asarray(queries),
+        jnp.asarray(gallery),
+        (1, 10, 50),
+        query_ids=jnp.asarray(query_ids),
+        key_ids=jnp.asarray(gallery_ids),
+    )
+    np.testing.assert_allclose([here.recall(k).mean() for k in (1, 10, 50)], there, atol=1e-6)
 
 
 def test_near_ties_that_float32_cannot_tell_are_told():
