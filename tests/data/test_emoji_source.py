@@ -101,7 +101,11 @@ def test_indices_outside_are_errors_and_numpy_integers_are_not(cache):
 
 
 def test_grain_reads_it_with_threads_and_as_a_pickle(cache):
-    reader = pickle.loads(pickle.dumps(open_split("unseen_both", cache)))
+    original = open_split("unseen_both", cache)
+    assert original[0]["image"]
+    pickled = pickle.dumps(original)
+    assert len(pickled) < 1000  # not the records
+    reader = pickle.loads(pickled)
     assert repr(reader) == "EmojiSource(split='unseen_both')"
     dataset = (
         grain.MapDataset.source(reader)
