@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import errno
+import json
 import logging
 import os
 import pathlib
@@ -117,28 +118,6 @@ def make_parser() -> _Parser:
     _add_workdir(report)
     report.set_defaults(run=_report)
 
-    search = commands.add_parser("search", help="find pictures by words", allow_abbrev=False)
-    _add_workdir(search)
-    search.add_argument("query", nargs="+", help="what to look for")
-    search.add_argument(
-        "--images",
-        type=pathlib.Path,
-        help="a folder of pictures (default: the pictures of the data set)",
-    )
-    search.add_argument("--top", type=int, default=10, help="how many to show")
-    search.set_defaults(run=_search)
-
-    embed = commands.add_parser(
-        "embed",
-        help="write the embeddings of a folder of images or a text file",
-        allow_abbrev=False,
-    )
-    _add_workdir(embed)
-    embed.add_argument(
-        "input", type=pathlib.Path, help="a folder of images, or a text file with one text a line"
-    )
-    embed.add_argument("--output", type=pathlib.Path, required=True, help="the .npz file to write")
-    embed.set_defaults(run=_embed)
     return parser
 
 
@@ -156,6 +135,24 @@ def _train(options: argparse.Namespace) -> int:
 
     recipe = load_recipe(options.config, options.overrides)
     return train(recipe, options.workdir, new=options.new, devices=jax.devices())
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    import jax
+
+    from contrastive.commands.evaluate import evaluate_run
+    from contrastive.evaluation.suite import format_table
+
+    results = evaluate_run(options.workdir, devices=jax.devices())
+    print(json.dumps(results) if options.json else format_table(results))
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from contrastive.reporting import write_report
+
+    print(f"Report: {write_report(options.workdir)}")
+    return 0
 
 
 if __name__ == "__main__":

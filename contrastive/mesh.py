@@ -75,3 +75,9 @@ def check_batch_divides(batch_size: int, mesh: Mesh) -> None:
             f"config.batch_size = {batch_size} cannot be cut evenly over {parts} devices "
             f"({dict(mesh.shape)}); {choices} can."
         )
+
+
+def run_once_options(device: Any) -> dict[str, int] | None:
+    """Compiler options for a program that runs once: on CPU, optimising it costs more than it
+    saves."""
+    return {"xla_backend_optimization_level": 0} if device.platform == "cpu" else None

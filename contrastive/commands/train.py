@@ -12,6 +12,7 @@ from flax import nnx
 
 from contrastive import mesh as mesh_lib
 from contrastive.commands import workdir as workdir_lib
+from contrastive.commands.evaluate import save_evaluation
 from contrastive.data.pipeline import BatchLoader, open_source
 from contrastive.data.tokenizer import Tokenizer, load_tokenizer
 from contrastive.evaluation.suite import evaluate, format_table
@@ -260,11 +261,11 @@ class _Run:
     def _finish(self, state: TrainState) -> None:
         self.terminal.close()
         file = self.workdir / "evaluation.json"
-        if not file.exists():
+        if file.exists():
+            results = json.loads(file.read_text())
+        else:
             self.terminal.say("Evaluating ...")
-            results = evaluate(self._model(state), self.recipe, quick=False)
-            file.write_text(json.dumps(results, indent=2) + "\n")
-        results = json.loads(file.read_text())
+            results = save_evaluation(self.workdir, self._model(state), self.recipe)
         self.terminal.say(format_table(results))
         page = write_report(self.workdir)
         self.terminal.say(f"Report: {page}")

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
-import jax.numpy as jnp
+import jax
 import numpy as np
 
 from contrastive.data.config import DataConfig
@@ -16,10 +16,13 @@ from contrastive.evaluation.ranking import rank_scores
 from contrastive.evaluation.sets import EvaluationSet, KnownPictures, known_emoji, load_sets
 from contrastive.evaluation.table import format_table
 from contrastive.geometry import alignment, uniformity
+from contrastive.logits import LogitPartition
 
 __all__ = ["EvaluationConfig", "Results", "evaluate", "evaluate_set", "format_table"]
 
 Results = dict[str, float | str]
+_alignment = jax.jit(alignment)
+_uniformity = jax.jit(partial(uniformity, partition=LogitPartition()))
 # Seed of the untrained twin; any will do, it stands for having learned nothing.
 UNTRAINED_SEED = 1
 # What the baselines are compared in.
@@ -137,10 +140,10 @@ def evaluate_set(
 def _geometry(images: np.ndarray, texts: np.ndarray, one: EvaluationSet) -> dict[str, float]:
     first = {int(identity): row for row, identity in reversed(list(enumerate(one.text_ids)))}
     own = texts[[first[int(identity)] for identity in one.ids]]
-    results = {"alignment": float(alignment(jnp.asarray(images), jnp.asarray(own)))}
+    results = {"alignment": float(_alignment(images, own))}
     if len(images) > 1:
-        results["uniformity_images"] = float(uniformity(jnp.asarray(images)))
-        results["uniformity_texts"] = float(uniformity(jnp.asarray(own)))
+        results["uniformity_images"] = float(_uniformity(images))
+        results["uniformity_texts"] = float(_uniformity(own))
     return results
 
 

@@ -9,6 +9,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
+from contrastive.mesh import run_once_options
 from contrastive.towers import TwoTower
 
 
@@ -53,5 +54,6 @@ def init_state(
 
     with jax.set_mesh(mesh):
         graphdef = nnx.graphdef(nnx.eval_shape(lambda: build(nnx.Rngs(0))))
-        state = jax.jit(create)(jax.random.key(seed))
+        options = run_once_options(mesh.devices.flat[0])
+        state = jax.jit(create, compiler_options=options)(jax.random.key(seed))
     return graphdef, state

@@ -48,7 +48,7 @@ def make_train_step(
             t = state.step.astype(jnp.float32)
             decay = jnp.minimum(average_decay, (1.0 + t) / (10.0 + t))
             average = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, average, parameters)
-        metrics = {"loss": loss, **metrics, "gradient_norm": optax.global_norm(gradient)}
+        metrics = {"loss": loss, **metrics, "gradient_norm": optax.tree.norm(gradient)}
         state = dataclasses.replace(
             state,
             step=state.step + 1,
