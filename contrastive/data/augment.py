@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float64, UInt8, UInt64
+from jaxtyping import Float32, Float64, UInt8, UInt64
 from PIL import Image
 
 from contrastive.data.config import AugmentConfig
@@ -102,14 +102,17 @@ def jitter_colours(
     matrices = colour_matrices(keys, config)
     contrast = 1.0 + config.contrast * (2.0 * uniform(keys, "contrast", 1) - 1.0)
     flat = pixels.reshape(len(pixels), -1, 3).astype(np.float32)
-    ones = np.ones((1, flat.shape[1]), np.float32)  # a product sums much faster than .mean(axis=1)
-    mean = (ones @ flat).astype(np.float64) / flat.shape[1]
-    mean_grey = (mean @ matrices @ _LUMA[:, None])[:, :, 0]
+    mean_grey = (_mean(flat) @ matrices @ _LUMA[:, None])[:, :, 0]
     offset = ((1.0 - contrast) * mean_grey + 0.5).astype(np.float32)  # + 1/2: truncation rounds
     out = flat @ (contrast[:, :, None] * matrices).astype(np.float32)
     out += offset[:, :, None]
     np.clip(out, 0.0, 255.0, out=out)
     return out.astype(np.uint8).reshape(pixels.shape)
+
+
+def _mean(flat: Float32[np.ndarray, "batch pixels 3"]) -> Float64[np.ndarray, "batch 1 3"]:
+    ones = np.ones((1, flat.shape[1]), np.float32)  # a product is much faster than .mean(axis=1)
+    return (ones @ flat).astype(np.float64) / flat.shape[1]
 
 
 def blur(
@@ -148,6 +151,6 @@ def cut_out(
     extent = (largest * u[:, :2] * side).astype(np.int64)
     start = (u[:, 2:] * (side - extent + 1)).astype(np.int64)
     boxes = np.concatenate([start, start + extent], axis=1).tolist()
-    for image, (top, left, bottom, right) in zip(pixels, boxes, strict=True):
-        if bottom > top and right > left:
-            image[top:bottom, left:right] = image.mean(axis=(0, 1))
+    colours = _mean(pixels.reshape(len(pixels), -1, 3).astype(np.float32)).astype(np.uint8)
+    for image, colour, (top, left, bottom, right) in zip(pixels, colours, boxes, strict=True):
+        image[top:bottom, left:right] = colour
