@@ -22,8 +22,17 @@ from contrastive.logits.exchange import Account, walk
 from contrastive.logits.masks import Labels
 from contrastive.logits.partition import Layout, check_divides, resolve
 from contrastive.logits.tiles import Side, dot, walk_tiles
-from contrastive.losses.common import keep_existing, weighted_mean
+from contrastive.losses.common import (
+    Ids,
+    Scalar,
+    Weights,
+    check_pairs,
+    keep_existing,
+    weighted_mean,
+)
 from contrastive.losses.softmax import info_nce
+
+Rows = Float[Array | np.ndarray, "batch dim"]
 
 
 def normalize(rows: Float[Array | np.ndarray, "*batch dim"]) -> Float32[Array, "*batch dim"]:
@@ -52,10 +61,10 @@ def normalize(rows: Float[Array | np.ndarray, "*batch dim"]) -> Float32[Array, "
 
 
 def alignment(
-    first: Float[Array, "batch dim"],
-    second: Float[Array, "batch dim"],
+    first: Rows,
+    second: Rows,
     *,
-    weights: Float[Array, " batch"] | None = None,
+    weights: Weights | None = None,
 ) -> Float[Array, ""]:
     """``mean_i ‖a_i − b_i‖²`` over the pairs: 0 where pairs agree, 2 where they are unrelated.
 
@@ -71,18 +80,17 @@ def alignment(
       Wang & Isola, Understanding Contrastive Representation Learning through Alignment and
       Uniformity on the Hypersphere, 2020.
     """
-    exists = _existing(weights)
-    gap = keep_existing(first, exists).astype(jnp.float32) - keep_existing(second, exists).astype(
-        jnp.float32
-    )
-    return weighted_mean(jnp.sum(gap * gap, axis=1), weights)
+    a, b, exists = jnp.asarray(first), jnp.asarray(second), _existing(weights)
+    check_pairs("alignment", a, b)
+    a, b = (keep_existing(x, exists).astype(jnp.float32) for x in (a, b))
+    return weighted_mean(jnp.sum((a - b) ** 2, axis=1), _array(weights))
 
 
 def uniformity(
-    rows: Float[Array, "batch dim"],
-    *,
+    rows: Rows,
     t: float = 2.0,
-    weights: Float[Array, " batch"] | None = None,
+    *,
+    weights: Weights | None = None,
     partition: LogitPartition | None = None,
 ) -> Float[Array, ""]:
     """``log mean_{i<j} exp(−t ‖x_i − x_j‖²)``: 0 for a collapsed tower, lower where rows spread.
@@ -104,7 +112,11 @@ def uniformity(
     exists = _existing(weights)
     scale = jnp.asarray(2 * t, jnp.promote_types(rows.dtype, jnp.float32))
     reduced = logsumexp(
-        keep_existing(rows, exists), None, scale, row_exists=exists, partition=partition
+        keep_existing(jnp.asarray(rows), exists),
+        None,
+        scale,
+        row_exists=exists,
+        partition=partition,
     ).logsumexp
     assert reduced is not None
     if exists is None:
@@ -120,11 +132,11 @@ def uniformity(
 
 
 def mutual_information_bound(
-    queries: Float[Array, "batch dim"],
-    keys: Float[Array, "batch dim"],
-    scale: Float[Array, ""] | float,
+    queries: Rows,
+    keys: Rows,
+    scale: Scalar,
     *,
-    weights: Float[Array, " batch"] | None = None,
+    weights: Weights | None = None,
     partition: LogitPartition | None = None,
 ) -> Float[Array, ""]:
     """``log N − InfoNCE`` in nats: a lower bound on the information that the two views share.
@@ -143,6 +155,7 @@ def mutual_information_bound(
       van den Oord, Li & Vinyals, Representation Learning with Contrastive Predictive Coding, 2018.
       Poole et al., On Variational Bounds of Mutual Information, 2019.
     """
+    queries, keys = jnp.asarray(queries), jnp.asarray(keys)
     loss = info_nce(queries, keys, scale, weights=weights, partition=partition)
     assert isinstance(loss, jax.Array)
     if weights is None:
@@ -164,13 +177,13 @@ class Hardness(NamedTuple):
 
 
 def hardness_weights(
-    queries: Float[Array, "batch dim"],
-    keys: Float[Array, "batch dim"],
-    scale: Float[Array, ""] | float,
+    queries: Rows,
+    keys: Rows,
+    scale: Scalar,
     k: int,
     *,
-    ids: Integer[Array, "batch *words"] | None = None,
-    weights: Float[Array, " batch"] | None = None,
+    ids: Ids | None = None,
+    weights: Weights | None = None,
     partition: LogitPartition | None = None,
 ) -> Hardness:
     """How the gradient on each query is shared among its negatives.
@@ -194,6 +207,8 @@ def hardness_weights(
     References:
       Wang & Liu, Understanding the Behaviour of Contrastive Loss, 2021.
     """
+    queries, keys = jnp.asarray(queries), jnp.asarray(keys)
+    check_pairs("hardness_weights", queries, keys)
     if not 1 <= k <= queries.shape[0]:
         raise ValueError(f"k = {k}; there are {queries.shape[0]} keys.")
     exists = _existing(weights)
@@ -262,13 +277,13 @@ class Ranks(NamedTuple):
 
 
 def ranks(
-    queries: Float[Array, "queries dim"],
-    keys: Float[Array, "keys dim"],
+    queries: Float[Array | np.ndarray, "queries dim"],
+    keys: Float[Array | np.ndarray, "keys dim"],
     *,
-    query_ids: Integer[Array, "queries *words"] | None = None,
-    key_ids: Integer[Array, "keys *words"] | None = None,
-    weights: Float[Array, " queries"] | None = None,
-    key_weights: Float[Array, " keys"] | None = None,
+    query_ids: Integer[Array | np.ndarray, "queries *words"] | None = None,
+    key_ids: Integer[Array | np.ndarray, "keys *words"] | None = None,
+    weights: Float[Array | np.ndarray, " queries"] | None = None,
+    key_weights: Float[Array | np.ndarray, " keys"] | None = None,
     partition: LogitPartition | None = None,
 ) -> Ranks:
     """Ranks each query's target among all keys by inner product.
@@ -343,14 +358,14 @@ def ranks(
 
 
 def recall_at_k(
-    queries: Float[Array, "queries dim"],
-    keys: Float[Array, "keys dim"],
+    queries: Float[Array | np.ndarray, "queries dim"],
+    keys: Float[Array | np.ndarray, "keys dim"],
     k: int | tuple[int, ...],
     *,
-    query_ids: Integer[Array, "queries *words"] | None = None,
-    key_ids: Integer[Array, "keys *words"] | None = None,
-    weights: Float[Array, " queries"] | None = None,
-    key_weights: Float[Array, " keys"] | None = None,
+    query_ids: Integer[Array | np.ndarray, "queries *words"] | None = None,
+    key_ids: Integer[Array | np.ndarray, "keys *words"] | None = None,
+    weights: Float[Array | np.ndarray, " queries"] | None = None,
+    key_weights: Float[Array | np.ndarray, " keys"] | None = None,
     partition: LogitPartition | None = None,
 ) -> Float[Array, "*ks"]:
     """Share of the queries whose target is among their k best keys, ties broken at random.
@@ -377,12 +392,16 @@ def recall_at_k(
         key_weights=key_weights,
         partition=partition,
     )
-    recalls = jnp.stack([weighted_mean(found.recall(each), weights) for each in several])
+    recalls = jnp.stack([weighted_mean(found.recall(each), _array(weights)) for each in several])
     return recalls[0] if isinstance(k, int) else recalls
 
 
-def _existing(weights: Array | None) -> Bool[Array, " batch"] | None:
-    return None if weights is None else weights > 0
+def _array(x: Any) -> Array | None:
+    return None if x is None else jnp.asarray(x)
+
+
+def _existing(weights: Any) -> Bool[Array, " batch"] | None:
+    return None if weights is None else jnp.asarray(weights) > 0
 
 
 def _where(mask: Array | None, scores: Array) -> Array:
@@ -409,18 +428,19 @@ def _over_tiles(layout: Layout, rows: Side, columns: Side, state: Any, tile: Any
 def _measured(
     measure: Callable[[Layout, Side, Side, Array], Any],
     partition: LogitPartition | None,
-    rows: tuple[Array, Array | None, Array | None],
-    columns: tuple[Array, Array | None, Array | None],
+    rows: tuple[Any, Any, Any],
+    columns: tuple[Any, Any, Any],
     constant: Array,
     result: type,
 ) -> Any:
     """Runs a measure of (rows, ids, exists) against (columns, ids, exists) on every device."""
-    layout = resolve(partition, rows[0], "queries")
+    layout = resolve(partition, jnp.asarray(rows[0]), "queries")
     check_divides(layout, columns[0].shape[0], "keys")
     sides = []
     for side, (x, ids, exists) in (("query", rows), ("key", columns)):
         masks.check_ids(f"{side}_ids", ids, x.shape[:1])
-        sides.append(layout.place((keep_existing(x, exists), ids, exists), layout.cut))
+        kept = keep_existing(jnp.asarray(x), exists)
+        sides.append(layout.place((kept, _array(ids), exists), layout.cut))
     whole = PartitionSpec()
 
     def local(rows: tuple[Any, ...], columns: tuple[Any, ...], constant: Array) -> Any:

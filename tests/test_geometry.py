@@ -197,16 +197,16 @@ def test_F4_the_bound_reaches_log_n_and_counts_what_exists():
 
 
 @pytest.mark.parametrize("name", PARTITIONS)
-@pytest.mark.parametrize("k", [1, 5, 16])
-def test_F5_hardness_weights_are_the_oracles(name, k):
+def test_F5_hardness_weights_are_the_oracles(name):
     q, p = unit(0, 16, 4), unit(1, 16, 4)
     ids, _ = weighted(16)
-    run = functools.partial(hardness_weights, scale=20.0, k=k)
-    found = evaluate(name, run, q, p, ids=ids)
     expected = reference.hardness_weights(q, p, 20.0, ids=ids)
-    np.testing.assert_allclose(found.total, expected.sum(1), rtol=2e-5, atol=1e-7)
-    hardest = -np.sort(-expected, axis=1)[:, :k]
-    np.testing.assert_allclose(found.hardest, hardest, rtol=2e-5, atol=1e-7)
+    for k in (5, 16) if name in ("blocks", "ring 8") else (1,):
+        run = functools.partial(hardness_weights, scale=20.0, k=k)
+        found = evaluate(name, run, q, p, ids=ids)
+        np.testing.assert_allclose(found.total, expected.sum(1), rtol=2e-5, atol=1e-7)
+        hardest = -np.sort(-expected, axis=1)[:, :k]
+        np.testing.assert_allclose(found.hardest, hardest, rtol=2e-5, atol=1e-7)
 
 
 def test_F5_low_temperature_concentrates():
@@ -342,6 +342,24 @@ def test_nan_never_looks_good():
     assert np.isnan(recall_at_k(q.at[1].set(jnp.nan), q, 1))
     ids = jnp.arange(5)
     assert np.isnan(recall_at_k(q, q, 1, query_ids=ids, key_ids=ids.at[2].set(-1)))
+
+
+def test_numpy_rows_are_taken_as_they_are():
+    q, p = (np.asarray(unit(seed, 6, 4)) for seed in (0, 1))
+    ids, weights = np.arange(6, dtype=np.int32), np.ones(6, np.float32)
+    for function, args in (
+        (alignment, (q, p)),
+        (uniformity, (q,)),
+        (mutual_information_bound, (q, p, 5.0)),
+        (hardness_weights, (q, p, 5.0, 2)),
+        (recall_at_k, (q, p, 1)),
+    ):
+        plain = function(*args, weights=weights)
+        moved = function(*(jnp.asarray(x) if x is q or x is p else x for x in args))
+        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), plain, moved)
+    assert recall_at_k(q, q, 1, query_ids=ids, key_ids=ids) == 1.0
+    with pytest.raises(TypeError, match="int64"):
+        recall_at_k(q, q, 1, query_ids=ids.astype(np.int64), key_ids=ids)
 
 
 def test_what_does_not_fit_is_named():

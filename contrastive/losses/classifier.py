@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from contrastive.logits.dense import product
-from contrastive.losses.common import cross_entropy, keep_existing, weighted_mean
+from contrastive.losses.common import Weights, cross_entropy, keep_existing, weighted_mean
 
 
 def pair_features(
@@ -22,7 +22,7 @@ def classifier_loss(
     labels: Int[Array, " batch"],
     *,
     bias: Float[Array, " classes"] | None = None,
-    weights: Float[Array, " batch"] | None = None,
+    weights: Weights | None = None,
 ) -> Float[Array, ""]:
     """Cross-entropy of ``softmax((u, v, |u − v|) · kernel + bias)`` against a label for each pair.
 
@@ -53,6 +53,7 @@ def classifier_loss(
             f"classifier_loss needs two arrays [batch, dim] and a kernel [3·dim, classes], got "
             f"{first.shape}, {second.shape} and {kernel.shape}."
         )
+    weights = None if weights is None else jnp.asarray(weights)
     exists = None if weights is None else weights > 0
     first, second = (keep_existing(x, exists).astype(jnp.float32) for x in (first, second))
     logits = product(pair_features(first, second), kernel.astype(jnp.float32).T)

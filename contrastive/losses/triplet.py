@@ -4,11 +4,18 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Integer
+from jaxtyping import Array, Bool, Float, Int
 
 from contrastive.logits.dense import product, replicate
 from contrastive.logits.masks import equal_ids
-from contrastive.losses.common import check_ids, check_pairs, keep_existing, weighted_mean
+from contrastive.losses.common import (
+    Ids,
+    Weights,
+    check_ids,
+    check_pairs,
+    keep_existing,
+    weighted_mean,
+)
 
 _BLOCK_COLS = 512  # columns of a tile of distances
 
@@ -20,8 +27,8 @@ def triplet_loss(
     *,
     margin: float = 1.0,
     mining: Literal["given", "batch_hard", "batch_all"] = "given",
-    ids: Integer[Array, "batch *words"] | None = None,
-    weights: Float[Array, " batch"] | None = None,
+    ids: Ids | None = None,
+    weights: Weights | None = None,
 ) -> Float[Array, ""]:
     """Each positive closer to its anchor than a negative, by a margin.
 
@@ -60,6 +67,8 @@ def triplet_loss(
     """
     check_pairs("triplet_loss", anchors, positives)
     check_ids("ids", ids)
+    ids = None if ids is None else jnp.asarray(ids)
+    weights = None if weights is None else jnp.asarray(weights)
     if (mining == "given") != (negatives is not None):
         raise ValueError(
             f"triplet_loss takes negatives with mining='given' only; mining is {mining!r} and "
