@@ -21,7 +21,15 @@ from contrastive.data.tokenizer import Tokenizer
 from contrastive.data.transforms import decode_image, evaluation_image
 from contrastive.errors import DataError
 from contrastive.geometry import normalize
-from contrastive.mesh import BATCH_AXES, Devices, MeshConfig, batch_sharding, make_mesh, replicated
+from contrastive.mesh import (
+    BATCH_AXES,
+    Devices,
+    MeshConfig,
+    batch_sharding,
+    make_mesh,
+    replicated,
+    run_once_options,
+)
 from contrastive.objectives import LossConfig, start_values
 from contrastive.towers import TwoTower, TwoTowerConfig
 
@@ -55,7 +63,9 @@ def initial_towers(recipe: ModelSettings, tokenizer: Tokenizer, seed: int) -> Tw
     """:func:`build_towers` as one program; the parameters depend only on the seed."""
     abstract = nnx.eval_shape(lambda: build_towers(recipe, tokenizer, rngs=nnx.Rngs(0)))
     sizes = tuple(_sizes(recipe, tokenizer).items())
-    parameters = _draw_parameters(jax.random.key(seed), recipe.model, sizes)
+    key = jax.random.key(seed)
+    draw = _draw_parameters.lower(key, recipe.model, sizes)
+    parameters = draw.compile(run_once_options(next(iter(key.devices()))))(key)
     return nnx.merge(nnx.graphdef(abstract), parameters)
 
 
@@ -237,7 +247,8 @@ def load(
     target = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(mesh)), parameters
     )
-    restored = read_parameters(workdir, target, notify=_log.warning)
+    average = recipe.average_decay is not None  # evaluation during training uses it too
+    restored = read_parameters(workdir, target, average=average, notify=_log.warning)
     towers = nnx.merge(graphdef, restored)
     return Model(recipe, towers, tokenizer, batch_size=batch_size)
 
