@@ -3,8 +3,8 @@
 The measures that compare all rows with all others are reductions of the same matrix as the losses,
 walked tile by tile and device by device, so that they run on a million rows. They take a
 :class:`~contrastive.logits.LogitPartition` (``exchange="ring"`` keeps memory flat in the number of
-devices) or read from the inputs how these are cut. Rows of weight 0 don't exist, whatever they
-hold.
+devices). Without one they read from the inputs how these are cut, and never hold the matrix whole.
+Rows of weight 0 don't exist, whatever they hold.
 """
 
 import math
@@ -116,7 +116,7 @@ def uniformity(
         None,
         scale,
         row_exists=exists,
-        partition=partition,
+        partition=partition or LogitPartition(),
     ).logsumexp
     assert reduced is not None
     if exists is None:
@@ -156,6 +156,7 @@ def mutual_information_bound(
       Poole et al., On Variational Bounds of Mutual Information, 2019.
     """
     queries, keys = jnp.asarray(queries), jnp.asarray(keys)
+    partition = partition or LogitPartition()
     loss = info_nce(queries, keys, scale, weights=weights, partition=partition)
     assert isinstance(loss, jax.Array)
     if weights is None:
@@ -434,7 +435,7 @@ def _measured(
     result: type,
 ) -> Any:
     """Runs a measure of (rows, ids, exists) against (columns, ids, exists) on every device."""
-    layout = resolve(partition, jnp.asarray(rows[0]), "queries")
+    layout = resolve(partition or LogitPartition(), jnp.asarray(rows[0]), "queries")
     check_divides(layout, columns[0].shape[0], "keys")
     sides = []
     for side, (x, ids, exists) in (("query", rows), ("key", columns)):

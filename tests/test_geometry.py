@@ -395,8 +395,6 @@ def test_a_million_rows_fit(name, devices):
         mesh = mesh_of(AxisType.Auto, devices)
         partition = LogitPartition(mesh=mesh, exchange="ring")
         sharding = NamedSharding(mesh, PartitionSpec("data"))
-    else:
-        partition = LogitPartition(exchange="gather")
     shape = jax.ShapeDtypeStruct((rows, dim), jnp.float32, sharding=sharding)
     function = jax.jit(lambda a, b: MEASURES[name](a, b, partition))
     used = function.lower(shape, shape).compile().memory_analysis().temp_size_in_bytes
