@@ -67,7 +67,7 @@ def sum_exp(logits: Array, mask: Array | None, axis: int) -> Array:
 def describe(logits: Array, mask: Array | None, own: Array | None, axis: int) -> dict[str, Any]:
     """Statistics of the negatives along one axis, without gradients."""
     logits = jax.lax.stop_gradient(logits)
-    mask = jnp.ones_like(logits, bool) if mask is None else mask
+    mask = jnp.broadcast_to(True if mask is None else mask, logits.shape)
     there = jnp.where(mask, logits, -jnp.inf)
     top = there.max(axis)
     along = partial(jnp.sum, axis=axis, dtype=logits.dtype)

@@ -90,12 +90,12 @@ def own_content(rows: Labels, columns: Labels) -> Bool[Array, "rows columns"] | 
     return same if own is None else own | same
 
 
-def negatives(rows: Labels, columns: Labels) -> Bool[Array, "rows columns"] | None:
+def negatives(rows: Labels, columns: Labels) -> Bool[Array, "#rows #columns"] | None:
     """The entries that are there and not of the row's own content; None where all are."""
     own = own_content(rows, columns)
     return _all(None if own is None else ~own, _present(rows, columns))
 
 
-def positives(rows: Labels, columns: Labels) -> Bool[Array, "rows columns"] | None:
+def positives(rows: Labels, columns: Labels) -> Bool[Array, "#rows #columns"] | None:
     """The entries that are there and of the row's own content."""
     return _all(own_content(rows, columns), _present(rows, columns))

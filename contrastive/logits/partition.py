@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,9 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from jaxtyping import Array, Int
 
 from contrastive.logits.tiles import accumulator, tile_shape
+
+if TYPE_CHECKING:
+    from contrastive.logits.choose import Candidates
 
 Exchange = Literal["dense", "gather", "ring"]
 
@@ -67,6 +70,38 @@ class LogitPartition:
         unknown = [axis for axis in axes if axis not in self.mesh.axis_names]
         if unknown or len(set(axes)) != len(axes):
             raise ValueError(f"axes = {axes} have to be distinct axes of {self.mesh.axis_names}.")
+
+    @classmethod
+    def choose(
+        cls,
+        batch: int,
+        dim: int,
+        *,
+        mesh: Mesh | AbstractMesh | None,
+        bytes_limit: int,
+        dtype: Any,
+    ) -> "tuple[LogitPartition, Candidates]":
+        """The partition with the fewest operations whose temporary memory stays within a limit.
+
+        Costs are those of forward and backward of a two-way softmax loss over all axes of the mesh.
+
+        Args:
+          batch: Global batch.
+          dim: Length of an embedding.
+          mesh: The devices; None is one device.
+          bytes_limit: Temporary bytes a device may spend on the loss.
+          dtype: Of the embeddings.
+
+        Returns:
+          The partition, and all candidates: ``print(candidates)`` shows a table of bytes,
+          operations and bytes moved.
+
+        Raises:
+          ValueError: A batch that doesn't divide over the devices; nothing fits (with the table).
+        """
+        from contrastive.logits.choose import choose
+
+        return choose(batch, dim, mesh=mesh, bytes_limit=bytes_limit, dtype=dtype)
 
 
 @dataclasses.dataclass(frozen=True)

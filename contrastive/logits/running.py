@@ -45,7 +45,7 @@ def blank(layout: Layout, size: int, dtype: jnp.dtype, extras: Extras) -> Runnin
 
 def of_tile(
     logits: Float[Array, "rows columns"],
-    mask: Bool[Array, "rows columns"] | None,
+    mask: Bool[Array, "#rows #columns"] | None,
     own: Bool[Array, "rows columns"] | None,
     axis: int,
     extras: Extras,
@@ -66,7 +66,7 @@ def of_tile(
     if "sum" in extras:
         kept["sum"] = along(logits if mask is None else jnp.where(mask, logits, 0.0))
     if "number" in extras:
-        kept["number"] = along(jnp.ones_like(logits) if mask is None else mask)
+        kept["number"] = along(jnp.broadcast_to(True if mask is None else mask, logits.shape))
     if "own" in extras:
         kept["own"] = jnp.zeros_like(top) if own is None else along(jnp.where(own, logits, 0.0))
     return Running(top, **kept)
