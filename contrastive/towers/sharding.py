@@ -85,20 +85,28 @@ def _storage_spec(axes: tuple[str | None, ...]) -> PartitionSpec | None:
     return PartitionSpec(*(None if name is None else rules[name] for name in axes))
 
 
-def weight(param: nnx.Param, axes: tuple[str | None, ...], like: jax.Array) -> jax.Array:
-    """The parameter in the dtype of ``like``, gathered from the devices that hold its parts.
+def weight(
+    param: nnx.Param, axes: tuple[str | None, ...], like: jax.Array, dtype: Any = None
+) -> jax.Array:
+    """The parameter as a layer uses it: cast, and gathered from the devices that hold its parts.
 
-    Only what splits hidden units or heads over axes that do not split the batch stays split. The
-    cast comes first, so that bfloat16 compute moves half the bytes.
+    Hidden units and heads stay cut over mesh axes that do not cut the batch (tensor parallelism).
+    The cast comes first, so that bfloat16 compute moves half the bytes.
+
+    Args:
+      param: The parameter.
+      axes: Its logical axes.
+      like: An activation: its rows say how the batch is cut.
+      dtype: Of the computation; default: that of ``like``.
     """
-    value = param[...].astype(like.dtype)
+    value = param[...].astype(dtype or like.dtype)
     spec = jax.typeof(value).sharding.spec
     if all(entry is None for entry in spec):
         return value
-    busy = set(_flat(batch_spec(like)[0]))
+    busy = set(_flat(jax.typeof(like).sharding.spec[0]))
     kept = [
         entry if name in _COMPUTE_AXES and not busy & set(_flat(entry)) else None
-        for name, entry in zip(axes[-value.ndim :], spec, strict=True)
+        for name, entry in zip(axes, spec, strict=True)
     ]
     return jax.sharding.reshard(value, PartitionSpec(*kept))
 
@@ -109,12 +117,6 @@ def _flat(entry: Any) -> tuple[str, ...]:
     return entry if isinstance(entry, tuple) else (entry,)
 
 
-def batch_spec(x: jax.Array) -> PartitionSpec:
-    """The spec of ``x`` with every dimension but the first replicated."""
-    spec = jax.typeof(x).sharding.spec
-    return PartitionSpec(spec[0] if spec else None, *(None,) * (x.ndim - 1))
-
-
 def rows_like(x: jax.Array, ndim: int) -> NamedSharding | None:
     """The sharding of an array of ``ndim`` dimensions whose rows lie where the rows of ``x`` lie;
     None where nothing is decided by types (no mesh, or Auto axes)."""
@@ -122,3 +124,9 @@ def rows_like(x: jax.Array, ndim: int) -> NamedSharding | None:
     if sharding.mesh.empty or AxisType.Explicit not in sharding.mesh.axis_types:
         return None
     return NamedSharding(sharding.mesh, PartitionSpec(sharding.spec[0], *(None,) * (ndim - 1)))
+
+
+def repeat_rows(table: jax.Array, like: jax.Array) -> jax.Array:
+    """``table [n, width]`` once for each row of ``like``: ``[batch, n, width]``."""
+    shape = (like.shape[0], *table.shape)
+    return jnp.broadcast_to(table[None], shape, out_sharding=rows_like(like, 3))

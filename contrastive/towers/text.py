@@ -6,7 +6,7 @@ of BERT, pre-norm.
 """
 
 import dataclasses
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,72 +15,30 @@ from jaxtyping import Array, Bool, Float, Int
 
 from contrastive.errors import ConfigError
 from contrastive.towers import layers, sharding
-from contrastive.towers.layers import Activation, Initialization, Remat
+from contrastive.towers.transformer import Transformer, TransformerConfig
 
 Pooling = Literal["mean", "max", "cls", "last"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TextTransformerConfig:
-    """Settings of :class:`TextTransformer`."""
+class TextTransformerConfig(TransformerConfig):
+    """Settings of :class:`TextTransformer`, with those of every transformer."""
 
     kind: Literal["transformer"] = "transformer"  # which text tower this is
-    vocabulary_size: int = 0  # rows of the token table; 0: as many as the tokenizer has
-    length: int = 0  # rows of the position table; 0: the data's text length
-    width: int = 160  # size of the residual stream
-    depth: int = 2  # number of blocks
-    heads: int = 4  # attention heads; has to divide the width
-    mlp_ratio: float = 4.0  # hidden units of the MLP over the width
-    activation: Activation = "gelu"  # of the MLP
+    vocabulary_size: int = 0  # rows of the token table; 0: as many as the tokenizer has tokens
+    length: int = 0  # rows of the position table; 0: the text length of the data
     causal: bool = False  # each token sees only those before it
-    pooling: Pooling = "mean"  # over the tokens that are not padding; last = end of text
-    projection: Literal["linear", "bias", "none"] = "linear"  # to the embedding; bias: with one
-    epsilon: float = 1e-5  # of every LayerNorm
-    dropout: float = 0.0  # rate on the embeddings and on what each branch adds
-    init: Initialization = "clip"  # whose initialization
-    remat: Remat = "none"  # what the backward pass computes again
+    pooling: Pooling = "mean"  # over the tokens that are not padding; last: the end-of-text token
+
+    path: ClassVar[str] = "config.model.text"
 
     def __post_init__(self):
-        validate_transformer(self, "model.text")
+        super().__post_init__()
         for name in ("vocabulary_size", "length"):
             if getattr(self, name) < 0:
-                raise ConfigError(f"model.text.{name} = {getattr(self, name)} is negative.")
-
-
-def validate_transformer(config, path: str) -> None:
-    """Checks the settings that every transformer has.
-
-    Raises:
-      ConfigError: A value is out of its range, or the heads do not divide the width.
-    """
-    for name in ("width", "depth", "heads"):
-        if getattr(config, name) < 1:
-            raise ConfigError(f"{path}.{name} = {getattr(config, name)} has to be at least 1.")
-    if config.width % config.heads:
-        raise ConfigError(
-            f"{path}.heads = {config.heads} does not divide {path}.width = {config.width}."
-        )
-    if not 0.0 <= config.dropout < 1.0:
-        raise ConfigError(f"{path}.dropout = {config.dropout} has to be in [0, 1).")
-    if int(config.width * config.mlp_ratio) < 1:
-        raise ConfigError(f"{path}.mlp_ratio = {config.mlp_ratio} leaves no hidden unit.")
-    if config.epsilon <= 0.0:
-        raise ConfigError(f"{path}.epsilon = {config.epsilon} has to be positive.")
-
-
-def block_settings(config) -> layers.BlockSettings:
-    """The settings of a transformer's blocks, from those of its tower."""
-    return layers.BlockSettings(
-        width=config.width,
-        depth=config.depth,
-        heads=config.heads,
-        hidden=int(config.width * config.mlp_ratio),
-        activation=config.activation,
-        epsilon=config.epsilon,
-        dropout=config.dropout,
-        init=config.init,
-        remat=config.remat,
-    )
+                raise ConfigError(
+                    f"{self.path}.{name} = {getattr(self, name)} is negative; 0 takes the data's."
+                )
 
 
 class TextTransformer(nnx.Module):
@@ -121,7 +79,7 @@ class TextTransformer(nnx.Module):
         self.positions = sharding.parameter(
             rngs, (positions, width), ("position", "embed"), layers.normal(0.01 if clip else narrow)
         )
-        self.transformer = layers.Transformer(block_settings(config), rngs=rngs)
+        self.transformer = Transformer(config, rngs=rngs)
         self.norm = layers.LayerNorm(width, epsilon=config.epsilon, rngs=rngs)
         self.projection = layers.projection(config.projection, width, output, rngs=rngs)
 
@@ -138,17 +96,16 @@ class TextTransformer(nnx.Module):
             raise ValueError(f"texts of {length} tokens; the position table has {longest} rows.")
         x = self._embed(tokens, dtype)
         if noise is not None:
-            x = layers.dropout(x, self.config.dropout, noise.fold(0))
-            noise = noise.fold(1)
+            here, noise = noise.split()
+            x = layers.dropout(x, self.config.dropout, here)
         mask = tokens != self.pad_id
         x = self.transformer(x, mask=mask[:, None], causal=self.config.causal, noise=noise)
         x = pool(self.norm(x), mask, self.config.pooling)
         return x if self.projection is None else self.projection(x)
 
     def _embed(self, tokens: jax.Array, dtype: jnp.dtype) -> jax.Array:
-        like = jnp.zeros_like(tokens, dtype=dtype)
-        table = sharding.weight(self.tokens, ("vocab", "embed"), like)
-        positions = sharding.weight(self.positions, ("position", "embed"), like)
+        table = sharding.weight(self.tokens, ("vocab", "embed"), tokens, dtype)
+        positions = sharding.weight(self.positions, ("position", "embed"), tokens, dtype)
         # Out-of-range ids are the tokenizer's fault; clipping keeps the gather free of NaN fills.
         x = table.at[tokens].get(mode="clip", out_sharding=sharding.rows_like(tokens, 3))
         return x + positions[None, : tokens.shape[1]]

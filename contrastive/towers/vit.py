@@ -1,7 +1,7 @@
 """Vision transformer (Dosovitskiy et al. 2021) as CLIP and SigLIP use it."""
 
 import dataclasses
-from typing import Literal
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -10,33 +10,25 @@ from jaxtyping import Array, Float
 
 from contrastive.errors import ConfigError
 from contrastive.towers import layers, sharding
-from contrastive.towers.layers import Activation, Initialization, Remat
-from contrastive.towers.text import block_settings, validate_transformer
+from contrastive.towers.transformer import AttentionPool, Transformer, TransformerConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class VisionTransformerConfig:
-    """Settings of :class:`VisionTransformer`."""
+class VisionTransformerConfig(TransformerConfig):
+    """Settings of :class:`VisionTransformer`, with those of every transformer."""
 
     kind: Literal["vit"] = "vit"  # which image tower this is
-    patch_size: int = 8  # side of a patch in pixels; has to divide the image size
-    width: int = 128  # size of the residual stream
     depth: int = 4  # number of blocks
-    heads: int = 4  # attention heads; has to divide the width
-    mlp_ratio: float = 4.0  # hidden units of the MLP over the width
-    activation: Activation = "gelu"  # of the MLP
+    patch_size: int = 8  # side of a patch in pixels; has to divide the image size
     pooling: Literal["mean", "cls", "map"] = "mean"  # map: attention with a learned query (SigLIP)
     pre_norm: bool = False  # a LayerNorm before the first block, as CLIP has
-    projection: Literal["linear", "bias", "none"] = "linear"  # to the embedding; bias: with one
-    epsilon: float = 1e-5  # of every LayerNorm
-    dropout: float = 0.0  # rate on the embeddings and on what each branch adds
-    init: Initialization = "clip"  # whose initialization
-    remat: Remat = "none"  # what the backward pass computes again
+
+    path: ClassVar[str] = "config.model.image"
 
     def __post_init__(self):
-        validate_transformer(self, "model.image")
+        super().__post_init__()
         if self.patch_size < 1:
-            raise ConfigError(f"model.image.patch_size = {self.patch_size} has to be at least 1.")
+            raise ConfigError(f"{self.path}.patch_size = {self.patch_size} has to be at least 1.")
 
 
 class VisionTransformer(nnx.Module):
@@ -81,10 +73,9 @@ class VisionTransformer(nnx.Module):
         self.class_token = table(1) if classes else None
         self.positions = table((image_size // config.patch_size) ** 2 + classes)
         self.norm_before = norm() if config.pre_norm else None
-        settings = block_settings(config)
-        self.transformer = layers.Transformer(settings, rngs=rngs)
+        self.transformer = Transformer(config, rngs=rngs)
         self.norm = norm()
-        self.head = layers.AttentionPool(settings, rngs=rngs) if config.pooling == "map" else None
+        self.head = AttentionPool(config, rngs=rngs) if config.pooling == "map" else None
         self.projection = layers.projection(config.projection, width, output, rngs=rngs)
 
     def __call__(
@@ -99,14 +90,11 @@ class VisionTransformer(nnx.Module):
         x = self.patches(patchify(images, self.config.patch_size))
         if self.class_token is not None:
             token = sharding.weight(self.class_token, ("position", "embed"), x)
-            token = jnp.broadcast_to(
-                token[None], (x.shape[0], 1, x.shape[2]), out_sharding=sharding.rows_like(x, 3)
-            )
-            x = jnp.concatenate([token, x], axis=1)
+            x = jnp.concatenate([sharding.repeat_rows(token, x), x], axis=1)
         x = x + sharding.weight(self.positions, ("position", "embed"), x)[None]
         if noise is not None:
-            x = layers.dropout(x, self.config.dropout, noise.fold(0))
-            noise = noise.fold(1)
+            here, noise = noise.split()
+            x = layers.dropout(x, self.config.dropout, here)
         if self.norm_before is not None:
             x = self.norm_before(x)
         x = self._pool(self.norm(self.transformer(x, noise=noise)))

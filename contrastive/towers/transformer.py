@@ -1,0 +1,276 @@
+"""Pre-norm transformer blocks, the stack that runs them, and attention pooling.
+
+A query with nothing to attend to gets zeros from the values, with zero gradient (the output bias
+remains): the rule for fully masked rows that :mod:`contrastive.towers.layers` states for pooling.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float
+
+from contrastive.errors import ConfigError
+from contrastive.towers import layers, sharding
+from contrastive.towers.layers import Activation, Dense, LayerNorm, Noise
+from contrastive.towers.sharding import Initializer, parameter, weight
+
+Initialization = Literal["clip", "siglip"]
+Remat = Literal["none", "dots", "full"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """What every transformer tower has; the towers add their own fields and defaults."""
+
+    width: int = 128  # size of the residual stream
+    depth: int = 2  # number of blocks
+    heads: int = 4  # attention heads; has to divide the width
+    mlp_ratio: float = 4.0  # hidden units of the MLP over the width
+    activation: Activation = "gelu"  # of the MLP
+    epsilon: float = 1e-5  # of every LayerNorm: 1e-5 in CLIP, 1e-6 in SigLIP
+    dropout: float = 0.0  # rate on the embeddings and on what each branch adds
+    init: Initialization = "clip"  # whose initialization
+    projection: layers.Projection = "linear"  # to the shared embedding; bias: linear with a bias
+    remat: Remat = "none"  # what the backward pass computes again
+
+    path: ClassVar[str] = "config.model"  # how errors call the settings
+
+    def __post_init__(self):
+        for name in ("width", "depth", "heads"):
+            if getattr(self, name) < 1:
+                raise ConfigError(
+                    f"{self.path}.{name} = {getattr(self, name)} has to be at least 1."
+                )
+        if self.width % self.heads:
+            raise ConfigError(
+                f"{self.path}.heads = {self.heads} does not divide "
+                f"{self.path}.width = {self.width}."
+            )
+        if self.hidden < 1:
+            raise ConfigError(
+                f"{self.path}.mlp_ratio = {self.mlp_ratio} leaves no hidden unit at width "
+                f"{self.width}."
+            )
+        if not 0.0 <= self.dropout < 1.0:
+            raise ConfigError(f"{self.path}.dropout = {self.dropout} has to be in [0, 1).")
+        if self.epsilon <= 0.0:
+            raise ConfigError(f"{self.path}.epsilon = {self.epsilon} has to be positive.")
+
+    @property
+    def hidden(self) -> int:
+        """Hidden units of the MLP."""
+        return int(self.width * self.mlp_ratio)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockInit:
+    """Initializers of a block's projections."""
+
+    qkv: Initializer
+    out: Initializer
+    up: Initializer
+    down: Initializer
+    mlp_bias: Initializer
+
+    @classmethod
+    def of(cls, config: TransformerConfig) -> "BlockInit":
+        """How a paper's code initialises a block.
+
+        ``clip`` (Radford et al. 2021): normal, ``width^-½`` for queries, keys and values,
+        ``(2 width)^-½`` for the first MLP projection, and ``(2 depth width)^-½`` for the two that
+        add to the residual stream. ``siglip`` (Zhai et al. 2023, big_vision): Glorot uniform, MLP
+        biases normal with deviation 1e-6.
+        """
+        width = config.width
+        if config.init == "clip":
+            residual = layers.normal((2 * config.depth * width) ** -0.5)
+            return cls(
+                qkv=layers.normal(width**-0.5),
+                out=residual,
+                up=layers.normal((2 * width) ** -0.5),
+                down=residual,
+                mlp_bias=layers.zeros,
+            )
+        square = layers.uniform((3 / width) ** 0.5)
+        mlp = layers.uniform((6 / (width + config.hidden)) ** 0.5)
+        return cls(qkv=square, out=square, up=mlp, down=mlp, mlp_bias=layers.normal(1e-6))
+
+
+class Attention(nnx.Module):
+    """Multi-head attention ``softmax(q·kᵀ/√head_dim)·v`` (Vaswani et al. 2017), to itself or to
+    ``context``. Queries, keys and values share one kernel ``[width, 3, heads, head_dim]``.
+
+    ``stack`` is a leading shape of every parameter: ``(depth,)`` makes the parameters of ``depth``
+    layers at once, to be sliced by a scan.
+    """
+
+    QKV_AXES = ("embed", None, "heads", "head_dim")
+    OUT_AXES = ("heads", "head_dim", "embed")
+
+    def __init__(self, config: TransformerConfig, *, stack: tuple[int, ...] = (), rngs: nnx.Rngs):
+        init, width, heads = BlockInit.of(config), config.width, config.heads
+        size, above = width // heads, ("layers",) * len(stack)
+        qkv, out = (*above, *self.QKV_AXES), (*above, *self.OUT_AXES)
+        qkv_bias, out_bias = (*above, *self.QKV_AXES[1:]), (*above, "embed")
+        self.qkv = parameter(rngs, (*stack, width, 3, heads, size), qkv, init.qkv)
+        self.qkv_bias = parameter(rngs, (*stack, 3, heads, size), qkv_bias, layers.zeros)
+        self.out = parameter(rngs, (*stack, heads, size, width), out, init.out)
+        self.out_bias = parameter(rngs, (*stack, width), out_bias, layers.zeros)
+
+    def __call__(
+        self,
+        x: Float[Array, "batch queries width"],
+        context: Float[Array, "batch keys width"] | None = None,
+        *,
+        mask: Bool[Array, "batch #queries keys"] | None = None,
+        causal: bool = False,
+    ) -> Float[Array, "batch queries width"]:
+        """Attends where ``mask`` holds and, if ``causal``, not ahead."""
+        kernel = weight(self.qkv, self.QKV_AXES, x)
+        bias = weight(self.qkv_bias, self.QKV_AXES[1:], x)
+        if context is None:
+            q, k, v = _project(x, kernel, bias)
+        else:
+            (q,) = _project(x, kernel[:, :1], bias[:1])
+            k, v = _project(context, kernel[:, 1:], bias[1:])
+        y = jax.nn.dot_product_attention(
+            q, k, v, mask=None if mask is None else mask[:, None], is_causal=causal
+        )
+        if mask is not None:
+            reach = mask & jnp.tri(x.shape[1], mask.shape[2], dtype=bool)[None] if causal else mask
+            some = jnp.any(reach, axis=-1)[..., None, None]
+            y = jnp.where(some, y, jnp.zeros_like(y))
+        out = weight(self.out, self.OUT_AXES, x)
+        where = layers.summed_over(y, last=2)
+        y = jnp.einsum("bqhk,hkd->bqd", y, out, out_sharding=where)
+        return layers.add_bias(y, weight(self.out_bias, ("embed",), x))
+
+
+def _project(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> list[jax.Array]:
+    y = layers.add_bias(jnp.einsum("bld,dnhk->blnhk", x, kernel), bias)
+    return [y[:, :, i] for i in range(y.shape[2])]
+
+
+class Mlp(nnx.Module):
+    """``down(activation(up(x)))``."""
+
+    def __init__(self, config: TransformerConfig, *, stack: tuple[int, ...] = (), rngs: nnx.Rngs):
+        init = BlockInit.of(config)
+        self.activation: Activation = config.activation
+        self.up = Dense(
+            config.width,
+            config.hidden,
+            axes=("embed", "mlp"),
+            init=init.up,
+            bias=init.mlp_bias,
+            stack=stack,
+            rngs=rngs,
+        )
+        self.down = Dense(
+            config.hidden,
+            config.width,
+            axes=("mlp", "embed"),
+            init=init.down,
+            bias=init.mlp_bias,
+            stack=stack,
+            rngs=rngs,
+        )
+
+    def __call__(self, x: Float[Array, "... width"]) -> Float[Array, "... width"]:
+        return self.down(layers.activation(self.activation)(self.up(x)))
+
+
+class Block(nnx.Module):
+    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``, dropout on what each branch adds."""
+
+    def __init__(self, config: TransformerConfig, *, stack: tuple[int, ...] = (), rngs: nnx.Rngs):
+        self.rate = config.dropout
+        self.norm1 = LayerNorm(config.width, epsilon=config.epsilon, stack=stack, rngs=rngs)
+        self.attention = Attention(config, stack=stack, rngs=rngs)
+        self.norm2 = LayerNorm(config.width, epsilon=config.epsilon, stack=stack, rngs=rngs)
+        self.mlp = Mlp(config, stack=stack, rngs=rngs)
+
+    def __call__(
+        self,
+        x: Float[Array, "batch length width"],
+        *,
+        mask: Bool[Array, "batch #length keys"] | None = None,
+        causal: bool = False,
+        noise: Noise | None = None,
+    ) -> Float[Array, "batch length width"]:
+        first, second = (None, None) if noise is None else noise.split()
+        y = self.attention(self.norm1(x), mask=mask, causal=causal)
+        x = x + layers.dropout(y, self.rate, first)
+        return x + layers.dropout(self.mlp(self.norm2(x)), self.rate, second)
+
+
+class Transformer(nnx.Module):
+    """``depth`` blocks with stacked parameters, run by one ``lax.scan``.
+
+    The program has the size of one block whatever the depth. ``remat`` says what the forward pass
+    keeps for the backward pass: everything (``none``), the outputs of products with weights
+    (``dots``), or only what enters each block (``full``). Parameters that are cut over an axis of
+    the batch are gathered block by block; only ``full`` does not keep the gathered copies.
+    """
+
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+        self.depth = config.depth
+        self.remat: Remat = config.remat
+        self.blocks = Block(config, stack=(config.depth,), rngs=rngs)
+
+    def __call__(
+        self,
+        x: Float[Array, "batch length width"],
+        *,
+        mask: Bool[Array, "batch #length keys"] | None = None,
+        causal: bool = False,
+        noise: Noise | None = None,
+    ) -> Float[Array, "batch length width"]:
+        graphdef, stacked = nnx.split(self.blocks)
+        keys = None if noise is None else jax.random.split(noise.key, self.depth)
+
+        def body(x, layer):
+            parameters, key = layer
+            here = None if noise is None else Noise(key, noise.rows)
+            block = nnx.merge(graphdef, parameters)
+            return block(x, mask=mask, causal=causal, noise=here), None
+
+        x, _ = jax.lax.scan(rematerialised(body, self.remat), x, (stacked, keys))
+        return x
+
+
+def rematerialised(body: Callable, remat: Remat) -> Callable:
+    """``body`` under the rematerialisation policy called ``remat``, for use inside a scan."""
+    if remat == "none":
+        return body
+    policy = None
+    if remat == "dots":
+        policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    # Inside a scan no common subexpressions can undo it, and the barrier would cost speed.
+    return jax.checkpoint(body, policy=policy, prevent_cse=False)
+
+
+class AttentionPool(nnx.Module):
+    """Pooling by attention with a learned query, then ``y + mlp(norm(y))``: the MAP head of SigLIP
+    (Zhai et al. 2022, 2023). The order of the positions does not matter."""
+
+    def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
+        shape, axes = (1, config.width), ("position", "embed")
+        self.query = parameter(rngs, shape, axes, layers.normal(config.width**-0.5))
+        self.attention = Attention(config, rngs=rngs)
+        self.norm = LayerNorm(config.width, epsilon=config.epsilon, rngs=rngs)
+        self.mlp = Mlp(config, rngs=rngs)
+
+    def __call__(
+        self,
+        x: Float[Array, "batch length width"],
+        *,
+        mask: Bool[Array, "batch length"] | None = None,
+    ) -> Float[Array, "batch width"]:
+        query = sharding.repeat_rows(weight(self.query, ("position", "embed"), x), x)
+        y = self.attention(query, x, mask=None if mask is None else mask[:, None])
+        return (y + self.mlp(self.norm(y)))[:, 0]
