@@ -35,6 +35,8 @@ class EvaluationSet:
     text_ids: Int32[np.ndarray, " texts"]
     labels: Int32[np.ndarray, " images"] | None = None  # class of each picture; -1 = none
     classes: Mapping[int, str] | None = None  # name of each label
+    keywords: Sequence[Sequence[str]] = ()  # other words for each picture, if there are any
+    encoded: Sequence[bytes] = ()  # the pictures' files, where they were asked for
 
     def limited(self, most: int) -> "EvaluationSet":
         """At most so many pictures, evenly spaced; all texts and classes."""
@@ -45,6 +47,8 @@ class EvaluationSet:
             keys=[self.keys[i] for i in chosen],
             ids=self.ids[chosen],
             labels=None if self.labels is None else self.labels[chosen],
+            keywords=[self.keywords[i] for i in chosen] if self.keywords else (),
+            encoded=[self.encoded[i] for i in chosen] if self.encoded else (),
         )
 
 
@@ -65,7 +69,7 @@ def evenly(count: int, most: int) -> np.ndarray:
 
 
 def load_sets(
-    data: DataConfig, *, most: int, only: Iterable[str] | None = None
+    data: DataConfig, *, most: int, only: Iterable[str] | None = None, encoded: bool = False
 ) -> list[EvaluationSet]:
     """The evaluation sets of a data source.
 
@@ -78,9 +82,11 @@ def load_sets(
       data: The data settings of the run.
       most: Pictures a set; of larger ones, evenly spaced pictures are taken.
       only: Names of the sets to load; None: all.
+      encoded: Also keep the pictures' files, to be shown at their own size.
     """
-    sets = _emoji_sets(data, most, only) if data.source == "emoji" else _csv_sets(data, most, only)
-    return list(sets)
+    build = _emoji_sets if data.source == "emoji" else _csv_sets
+    sets = list(build(data, most, only))
+    return sets if encoded else [dataclasses.replace(one, encoded=()) for one in sets]
 
 
 def _wanted(name: str, only: Iterable[str] | None) -> bool:
@@ -116,6 +122,8 @@ def _emoji_sets(data: DataConfig, most: int, only: Iterable[str] | None) -> Iter
             text_ids=np.array([c.index for c in shown], np.int32),
             labels=labels[pairs.ids],
             classes=classes,
+            keywords=[tuple(record["keywords"]) for record in pairs.records],
+            encoded=[record["image"] for record in pairs.records],
         )
 
 
@@ -196,4 +204,6 @@ def _unique(
         ids=ids[first],
         texts=list(texts.values()),
         text_ids=np.array([identity for identity, _ in texts], np.int32),
+        keywords=[tuple(records[i]["keywords"]) for i in first],
+        encoded=[records[i]["image"] for i in first],
     )
