@@ -9,10 +9,13 @@ import dataclasses
 import html
 import math
 from collections.abc import Sequence
+from typing import TypeAlias
 
 WIDTH, HEIGHT = 400, 210
 LEFT, RIGHT, TOP, BOTTOM = 44, 12, 10, 26
 MOST_POINTS = 300
+
+Number: TypeAlias = int | float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,8 +23,8 @@ class Line:
     """One curve; points without a finite value are left out."""
 
     label: str
-    steps: Sequence[float]
-    values: Sequence[float]
+    steps: Sequence[Number]
+    values: Sequence[Number | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,12 +46,12 @@ class Chart:
     title: str
     lines: Sequence[Line]
     note: str = ""
-    references: Sequence[tuple[str, float]] = ()
+    references: Sequence[tuple[str, Number]] = ()
     band: tuple[Line, Line] | None = None
     log: bool = False
     share: bool = False
     zero: bool = False
-    reach: float = -math.inf
+    reach: Number = -math.inf
 
 
 def points(line: Line) -> list[tuple[float, float]]:
@@ -63,7 +66,7 @@ def points(line: Line) -> list[tuple[float, float]]:
     return kept if not pairs or kept[-1] == pairs[-1] else [*kept, pairs[-1]]
 
 
-def render(chart: Chart, *, last_step: float) -> str:
+def render(chart: Chart, *, last_step: Number) -> str:
     """The chart as an ``<svg>`` element; an empty string where no line has a point."""
     curves = [(line, points(line)) for line in chart.lines]
     curves = [(line, found) for line, found in curves if found]
@@ -113,7 +116,7 @@ def legend(chart: Chart) -> list[tuple[str, str, str]]:
 class _Scale:
     """From values to places in the drawing."""
 
-    def __init__(self, chart: Chart, curves: Sequence, band: tuple | None, last: float) -> None:
+    def __init__(self, chart: Chart, curves: Sequence, band: tuple | None, last: Number) -> None:
         self._chart = chart
         values = [v for found in [*curves, *(band or ())] for _, v in found]
         near = [v for _, v in chart.references]
@@ -130,7 +133,7 @@ class _Scale:
         self.low, self.high = self.ticks[0], self.ticks[-1]
         self._last = max(last, 1.0)
 
-    def place(self, step: float, value: float) -> tuple[float, float]:
+    def place(self, step: Number, value: Number) -> tuple[float, float]:
         low, high = self.low, self.high
         if self._chart.log:
             value, low, high = math.log(max(value, low)), math.log(low), math.log(high)
@@ -156,7 +159,7 @@ class _Scale:
             parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 8}" class="x">{tick:,.0f}</text>')
         return parts
 
-    def reference(self, label: str, value: float) -> list[str]:
+    def reference(self, label: str, value: Number) -> list[str]:
         _, y = self.place(0, value)
         above = y - 4 if y > TOP + 14 else y + 12
         return [
@@ -165,7 +168,7 @@ class _Scale:
         ]
 
 
-def _ticks(low: float, high: float, want: int = 4) -> list[float]:
+def _ticks(low: Number, high: Number, want: int = 4) -> list[float]:
     """Round numbers from at most ``low`` to at least ``high``."""
     if high <= low:
         high = low + (abs(low) or 1.0)
@@ -176,7 +179,7 @@ def _ticks(low: float, high: float, want: int = 4) -> list[float]:
     return [round(i * step, 12) for i in range(first, last + 1)]
 
 
-def _log_ticks(low: float, high: float) -> list[float]:
+def _log_ticks(low: Number, high: Number) -> list[float]:
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     decades = [10.0**i for i in range(first, max(last, first + 1) + 1)]
     if len(decades) > 3:
@@ -188,7 +191,7 @@ def _log_ticks(low: float, high: float) -> list[float]:
     return sorted({below, *inside, above}) if below < above else [below, 2 * below]
 
 
-def number(value: float) -> str:
+def number(value: Number) -> str:
     """A value with three significant digits; thousands and millions with a letter."""
     if value < 0:
         return f"−{number(-value)}"
@@ -206,7 +209,7 @@ def number(value: float) -> str:
     return f"{value:.3g}"
 
 
-def _short(value: float) -> str:
+def _short(value: Number) -> str:
     return f"{value:.4g}"
 
 

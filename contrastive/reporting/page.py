@@ -298,7 +298,7 @@ def _render(
     )
 
 
-def _cosine(value: float) -> str:
+def _cosine(value: int | float) -> str:
     return f"{value:.2f}".replace("-", "−")
 
 
