@@ -157,7 +157,7 @@ class DataConfig:
     csv: CsvConfig = dataclasses.field(default_factory=CsvConfig)
     max_bad_share: float = 0.1  # a run does not start if more of its samples are unusable
     memory_mib: int = 1024  # decoded pictures stay in memory if they fit in so much
-    threads: int = 2  # that prepare batches; 0 = in the caller's thread
+    threads: int = 2  # that read pictures and prepare batches; 0 = in the caller's thread
     prefetch: int = 4  # batches prepared ahead
 
     def __post_init__(self) -> None:

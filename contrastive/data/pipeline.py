@@ -120,9 +120,10 @@ class BatchLoader:
         order = order[: self.steps_per_epoch * self._batch_size].repeat()
         parts = order.batch(self._rows, drop_remainder=True, batch_fn=list)
         ahead = self._config.prefetch
-        options = grain.ReadOptions(
-            num_threads=min(self._config.threads, ahead), prefetch_buffer_size=ahead
-        )
+        threads = min(self._config.threads, ahead)
+        if self.examples.images is not None:
+            threads = min(threads, 1)  # nothing is decoded, so several wait for the interpreter
+        options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead)
         return parts[index::count].map_with_index(self._load).to_iter_dataset(options)
 
     def _load(self, step: int, rows: list[int]) -> _Loaded:

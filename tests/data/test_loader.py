@@ -117,9 +117,47 @@ def test_global_batches_are_the_same_on_any_number_of_processes(open_loader, cou
 
 
 @pytest.mark.parametrize("threads,prefetch", [(0, 0), (1, 1), (4, 7)])
-def test_threads_change_nothing(open_loader, threads, prefetch):
-    config = dataclasses.replace(CONFIG, threads=threads, prefetch=prefetch)
+@pytest.mark.parametrize("memory_mib", [0, 1024])
+def test_threads_change_nothing(open_loader, threads, prefetch, memory_mib):
+    config = dataclasses.replace(CONFIG, threads=threads, prefetch=prefetch, memory_mib=memory_mib)
     assert_same(take(open_loader(), 12), take(open_loader(config), 12))
+
+
+class Watched(InMemorySource):
+    """Knows which threads have read how many records."""
+
+    def __init__(self, records):
+        super().__init__(records)
+        self.reads = []
+
+    def __getitem__(self, index, /):
+        self.reads.append(threading.current_thread().name)
+        time.sleep(0.001)
+        return super().__getitem__(index)
+
+
+def test_threads_and_prefetch_have_their_effect(open_loader, make_records):
+    def reads(threads, prefetch):
+        source = Watched(make_records(100))
+        config = dataclasses.replace(CONFIG, memory_mib=0, threads=threads, prefetch=prefetch)
+        loader = open_loader(config, source=source)
+        opening = set(source.reads)  # the tokenizer's reading, on the main thread, too
+        source.reads.clear()
+        next(loader)
+        deadline = time.monotonic() + 10
+        expected = 10 * (1 + (prefetch if threads else 0))
+        while len(source.reads) < expected and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        return opening, set(source.reads), len(source.reads)
+
+    main = {threading.current_thread().name}
+    assert reads(0, 5) == (main, main, 10)
+    for threads, prefetch in ((1, 1), (3, 5)):
+        opening, running, count = reads(threads, prefetch)
+        assert main.isdisjoint(running)
+        assert len(opening - main) == len(running) == threads
+        assert count == 10 * (1 + prefetch)
 
 
 @pytest.mark.parametrize("stop", [0, 3, 10, 17])
