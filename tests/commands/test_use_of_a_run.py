@@ -1,0 +1,181 @@
+"""A trained run in use, from disk: load, evaluate again, report, search, embed."""
+
+import io
+import json
+
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+from PIL import Image
+from rich.console import Console
+
+import contrastive
+from contrastive import config as config_lib
+from contrastive.commands.embed import embed
+from contrastive.commands.evaluate import evaluate_run
+from contrastive.commands.search import search
+from contrastive.commands.train import train
+from contrastive.errors import CheckpointError, DataError, UserError
+from contrastive.recipe import Recipe
+from contrastive.reporting import write_report
+
+
+@pytest.fixture(scope="module")
+def run(shapes_csv, tmp_path_factory):
+    """A few steps on the shapes, with a moving average: enough to be used."""
+    config = ConfigDict()
+    config.name = "shapes"
+    config.total_steps = 6
+    config.batch_size = 16
+    config.data = {"source": str(shapes_csv), "image_size": 16, "text_length": 8}
+    config.data.tokenizer = {"vocabulary_size": 300}
+    config.data.csv = {"held_out_share": 0.3}
+    config.model = {
+        "embedding_dim": 16,
+        "image": {"kind": "conv", "widths": (8, 16)},
+        "text": {"kind": "transformer", "width": 16, "heads": 2, "depth": 1},
+    }
+    config.optimizer = {"warmup_steps": 2}
+    config.average_decay = 0.9
+    config.eval = {"every": 0}
+    config.log = {"tensorboard": False}
+    recipe = config_lib.resolve(Recipe, config, [])
+    workdir = tmp_path_factory.mktemp("runs") / "shapes"
+    status = train(recipe, workdir, new=False, devices=jax.devices()[:1], stream=io.StringIO())
+    assert status == 0
+    return workdir
+
+
+def quiet() -> Console:
+    return Console(file=io.StringIO(), width=100)
+
+
+def test_a_run_that_is_loaded_evaluates_to_the_same_numbers(run):
+    """The moving average is restored, on another number of devices too."""
+    before = json.loads((run / "evaluation.json").read_text())
+    assert before["validation/image_to_text/queries"] > 5
+    assert "validation/image_to_text/recall@1_random_init" in before
+    again = evaluate_run(run, devices=jax.devices()[:2])
+    assert again.keys() == before.keys()
+    for name, value in before.items():
+        assert again[name] == (value if isinstance(value, str) else pytest.approx(value, abs=1e-5))
+
+
+def test_the_public_load(run):
+    model = contrastive.load(run)
+    images = model.encode_image([Image.new("RGB", (24, 24), "red")])
+    texts = model.encode_text(["a red square", "a blue bar"])
+    assert model.similarity(images, texts).shape == (1, 2)
+    assert model.scale == pytest.approx(1 / 0.07, rel=0.05)
+
+
+def test_damaged_checkpoints_are_passed_over_and_none_is_an_error(run, tmp_path):
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_bytes((run / name).read_bytes())
+    with pytest.raises(CheckpointError, match="no readable checkpoint"):
+        contrastive.load(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(DataError, match="no tokenizer"):
+        contrastive.load(tmp_path)
+    with pytest.raises(UserError, match="is not the folder of a run"):
+        contrastive.load(tmp_path / "nowhere")
+
+
+def test_the_report_shows_the_run(run):
+    text = write_report(run).read_text()
+    assert "shapes" in text
+    assert "data:image/png" in text
+    assert "No examples are shown" not in text
+
+
+def test_search_prints_the_pictures_and_writes_a_page(run):
+    console = quiet()
+    found = search(run, "a red circle", top=3, console=console)
+    said = console.file.getvalue()
+    assert len(found) == 3
+    assert [hit.score for hit in found] == sorted((hit.score for hit in found), reverse=True)
+    assert len({hit.encoded for hit in found}) == 3
+    for hit in found:
+        assert f"{hit.score:.3f}" in said
+        assert hit.name in said
+        assert hit.key in said
+    page = run / "search" / "a-red-circle.html"
+    assert str(page) in said
+    assert found[0].name in page.read_text()
+
+
+def test_search_shows_pictures_in_a_terminal_with_colours(run):
+    console = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=100)
+    search(run, "a red circle", top=2, console=console)
+    assert "▀" in console.file.getvalue()
+
+
+def test_search_in_a_folder_of_your_own(run, tmp_path):
+    Image.new("RGB", (30, 20), "red").save(tmp_path / "b.png")
+    Image.new("RGB", (30, 20), "blue").save(tmp_path / "a.JPG", "jpeg")
+    (tmp_path / "broken.png").write_bytes(b"no")
+    (tmp_path / "notes.txt").write_text("not a picture")
+    console = quiet()
+    found = search(run, "red", images=tmp_path, console=console)
+    assert sorted(hit.key for hit in found) == ["a.JPG", "b.png"]
+    assert "among 2 pictures, 1 unreadable left out" in console.file.getvalue()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="holds no pictures"):
+        search(run, "red", images=tmp_path / "empty", console=quiet())
+    with pytest.raises(UserError, match="is not a folder"):
+        search(run, "red", images=tmp_path / "nowhere", console=quiet())
+    with pytest.raises(UserError, match="give some words"):
+        search(run, "  ", console=quiet())
+
+
+def test_embed_a_folder_in_stable_order_without_what_cannot_be_read(run, tmp_path):
+    folder = tmp_path / "pictures"
+    (folder / "sub").mkdir(parents=True)
+    colours = {"b.png": "red", "a.png": "blue", "sub/c.webp": "green"}
+    for name, colour in colours.items():
+        Image.new("RGB", (20, 20), colour).save(folder / name)
+    (folder / "broken.gif").write_bytes(b"GIF89a")
+    console = quiet()
+    embed(run, folder, tmp_path / "out.npz", console=console)
+    with np.load(tmp_path / "out.npz") as data:
+        assert data["names"].tolist() == ["a.png", "b.png", "sub/c.webp"]
+        assert data["skipped"].tolist() == ["broken.gif"]
+        rows = data["embeddings"]
+    assert rows.dtype == np.float32
+    expected = contrastive.load(run).encode_image([folder / name for name in sorted(colours)])
+    np.testing.assert_allclose(rows, expected, atol=1e-6)
+    said = console.file.getvalue()
+    assert "3 pictures, 16 numbers each" in said
+    assert "1 could not be read" in said
+    assert "broken.gif" in said
+
+
+def test_embed_the_lines_of_a_text_file(run, tmp_path):
+    (tmp_path / "lines.txt").write_text("a red circle\n\n  a blue bar \r\n")
+    found = embed(run, tmp_path / "lines.txt", tmp_path / "out", console=quiet())
+    assert list(found.names) == ["a red circle", "a blue bar"]
+    assert list(found.skipped) == [("line 2", "empty")]
+    with np.load(tmp_path / "out.npz") as data:
+        expected = contrastive.load(run).encode_text(["a red circle", "a blue bar"])
+        np.testing.assert_allclose(data["embeddings"], expected, atol=1e-6)
+
+
+def test_embed_says_what_is_wrong(run, tmp_path):
+    (tmp_path / "empty.txt").write_text("\n\n")
+    (tmp_path / "binary.txt").write_bytes(b"\xff\xfe\x00")
+    cases = {
+        "nowhere": "there is no",
+        "empty.txt": "no line with text",
+        "binary.txt": "is not UTF-8",
+    }
+    for name, message in cases.items():
+        with pytest.raises(UserError, match=message):
+            embed(run, tmp_path / name, tmp_path / "out.npz", console=quiet())
+    with pytest.raises(UserError, match="there is no folder"):
+        embed(run, tmp_path / "empty.txt", tmp_path / "no" / "out.npz", console=quiet())
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "x.png").write_bytes(b"no")
+    with pytest.raises(UserError, match=r"none of the 1 pictures .*x\.png: decode error"):
+        embed(run, tmp_path / "bad", tmp_path / "out.npz", console=quiet())
+    assert not list(tmp_path.glob("*.npz*"))
