@@ -116,8 +116,8 @@ def clip_log_scale(
       A stateless transformation whose ``update`` needs ``params``.
 
     Raises:
-      ValueError: A limit is not positive, or they cross; at ``init``, nothing was selected (unless
-        the selected leaves are masked away); at ``update``, ``params`` is missing.
+      ValueError: A limit is not positive, or they cross; at ``init``, no parameter was selected (one
+        that is masked away counts); at ``update``, ``params`` is missing.
 
     Example:
       >>> tx = optax.chain(optax.sgd(1.0), clip_log_scale())
@@ -130,8 +130,7 @@ def clip_log_scale(
 
     def init(params: optax.Params) -> optax.EmptyState:
         leaves = jax.tree_util.tree_flatten_with_path(params, is_leaf=_is_absent)[0]
-        selected = any(where(path_names(path)) for path, _ in leaves)
-        if not selected and not any(_is_absent(leaf) for _, leaf in leaves):
+        if not any(where(path_names(path)) for path, _ in leaves):
             raise ValueError(
                 f"clip_log_scale found no parameter to clip among {len(leaves)}; "
                 "name it log_scale or pass where="
