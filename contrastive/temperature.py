@@ -116,8 +116,8 @@ def clip_log_scale(
       A stateless transformation whose ``update`` needs ``params``.
 
     Raises:
-      ValueError: A limit is not positive, or they cross; at ``init``, no parameter was selected (one
-        that is masked away counts); at ``update``, ``params`` is missing.
+      ValueError: A limit is not positive, or they cross; at ``init``, nothing was selected (what
+        is masked away counts); at ``update``, ``params`` is missing.
 
     Example:
       >>> tx = optax.chain(optax.sgd(1.0), clip_log_scale())
