@@ -73,19 +73,19 @@ def test_a_tenth_is_held_out_with_the_mixture_of_the_whole():
     "names",
     [
         "man cook;woman cook;cook",
-        "person running: facing right;woman walking;man in manual wheelchair",
+        "person running: facing right;woman running;man running",
         "man: red hair;woman: bald;old man;girl;baby",
         "family: man, woman, boy;kiss: man, man;couple with heart;women holding hands",
         "flag: France;flag: Scotland;rainbow flag;pirate flag",
-        "red heart;blue heart;heart suit;broken heart",
-        "red circle;blue square;large orange diamond",
+        "red heart;blue heart;white heart",
+        "red circle;blue circle",
         "keycap: 1;keycap: *",
         "one o’clock;eleven-thirty",
         "new moon;crescent moon;full moon face",
         "Aries;Pisces",
-        "grinning cat;cat face;black cat",
+        "cat;cat face;black cat",
         "left arrow;TOP arrow",
-        "dog face;guide dog",
+        "dog face;dog",
         "merman;mermaid",
     ],
 )
@@ -95,15 +95,23 @@ def test_near_duplicates_share_a_base(names):
 
 def test_different_things_have_different_bases():
     names = ["pizza", "waffle", "lion", "tiger", "guitar", "violin", "alien", "robot", "man cook"]
+    names += ["tram", "bus", "hushed face", "pleading face"]
     assert len({BY_NAME[name].base for name in names}) == len(names)
 
 
 def test_held_out_names_look_sane():
     held_out = {concept.name for concept in CONCEPTS if concept.held_out}
-    assert {"pizza", "banana", "guitar", "wolf", "woman detective", "roller coaster"} <= held_out
+    assert {
+        "guitar",
+        "gorilla",
+        "woman mechanic",
+        "roller coaster",
+        "blueberries",
+        "door",
+    } <= held_out
     for word in (
         "flag",
-        "heart",
+        "blue heart",
         "keycap",
         "o’clock",
         "arrow",
