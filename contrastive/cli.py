@@ -118,6 +118,27 @@ def make_parser() -> _Parser:
     _add_workdir(report)
     report.set_defaults(run=_report)
 
+    search = commands.add_parser("search", help="find pictures by words", allow_abbrev=False)
+    _add_workdir(search)
+    search.add_argument("query", nargs="+", help="what to look for")
+    search.add_argument(
+        "--images",
+        type=pathlib.Path,
+        help="a folder of pictures; without it, the data set's pictures that were not trained on",
+    )
+    search.add_argument("--top", type=int, default=10, help="how many to show (10)")
+    search.set_defaults(run=_search)
+
+    embed = commands.add_parser(
+        "embed", help="write the embeddings of pictures or texts", allow_abbrev=False
+    )
+    _add_workdir(embed)
+    embed.add_argument(
+        "input", type=pathlib.Path, help="a folder of pictures, or a text file with a text a line"
+    )
+    embed.add_argument("--output", type=pathlib.Path, required=True, help="the .npz file to write")
+    embed.set_defaults(run=_embed)
+
     return parser
 
 
@@ -152,6 +173,25 @@ def _report(options: argparse.Namespace) -> int:
     from contrastive.reporting import write_report
 
     print(f"Report: {write_report(options.workdir)}")
+    return 0
+
+
+def _search(options: argparse.Namespace) -> int:
+    import jax
+
+    from contrastive.commands.search import search
+
+    query = " ".join(options.query)
+    search(options.workdir, query, images=options.images, top=options.top, devices=jax.devices())
+    return 0
+
+
+def _embed(options: argparse.Namespace) -> int:
+    import jax
+
+    from contrastive.commands.embed import embed
+
+    embed(options.workdir, options.input, options.output, devices=jax.devices())
     return 0
 
 

@@ -260,12 +260,13 @@ class _Run:
 
     def _finish(self, state: TrainState) -> None:
         self.terminal.close()
+        model = self._model(state)
         file = self.workdir / "evaluation.json"
         if file.exists():
             results = json.loads(file.read_text())
         else:
             self.terminal.say("Evaluating ...")
-            results = save_evaluation(self.workdir, self._model(state), self.recipe)
+            results = save_evaluation(self.workdir, model, self.recipe)
         self.terminal.say(format_table(results))
-        page = write_report(self.workdir)
+        page = write_report(self.workdir, model=model)
         self.terminal.say(f"Report: {page}")
