@@ -17,11 +17,10 @@ from contrastive.errors import ConfigError, UserError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit status."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    parser = make_parser()
-    options, rest = parser.parse_known_args(arguments)
+    options, rest = make_parser().parse_known_args(arguments)
     debug = os.environ.get("CONTRASTIVE_DEBUG")
     try:
-        options.overrides = _overrides(parser, options, rest)
+        options.overrides = _overrides(options, rest)
         _calm()
         return options.run(options)
     except UserError as error:
@@ -53,34 +52,24 @@ def _calm() -> None:
     warnings.filterwarnings("ignore", category=DeprecationWarning)
 
 
-def _overrides(
-    parser: argparse.ArgumentParser, options: argparse.Namespace, rest: list[str]
-) -> list[str]:
+def _overrides(options: argparse.Namespace, rest: list[str]) -> list[str]:
+    """What the command's parser left over, if all of it changes keys of the configuration."""
+    known = list(options.parser._option_string_actions)
     for argument in rest:
-        if not argument.startswith("--config.") or not hasattr(options, "config"):
-            known = [
-                o
-                for a in parser.command_parsers[options.command]._actions
-                for o in a.option_strings
-            ]
-            name = argument.partition("=")[0]
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
-            raise ConfigError(f"{argument} is not an option of this command{hint}.")
+        if argument.startswith("--config.") and "--config" in known:
+            continue
+        close = difflib.get_close_matches(argument.partition("=")[0], known, n=1)
+        hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
+        raise ConfigError(f"{argument} is not an option of this command{hint}.")
     return rest
 
 
-class _Parser(argparse.ArgumentParser):
-    command_parsers: dict[str, argparse.ArgumentParser]
-
-
-def make_parser() -> _Parser:
+def make_parser() -> argparse.ArgumentParser:
     """All commands and their options."""
-    parser = _Parser(prog="contrastive", description="Pretrain embedding models on pairs.")
-    commands = parser.add_subparsers(
-        dest="command", required=True, metavar="COMMAND", parser_class=argparse.ArgumentParser
+    parser = argparse.ArgumentParser(
+        prog="contrastive", description="Pretrain embedding models on pairs."
     )
-    parser.command_parsers = commands.choices  # pyright: ignore[reportAttributeAccessIssue]
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     train = commands.add_parser(
         "train", help="train a model, evaluate it, write its report", allow_abbrev=False
@@ -101,7 +90,7 @@ def make_parser() -> _Parser:
         action="store_true",
         help="start anew; an earlier run in --workdir is kept beside it",
     )
-    train.set_defaults(run=_train)
+    train.set_defaults(run=_train, parser=train)
 
     evaluate = commands.add_parser(
         "evaluate", help="evaluate a trained model again", allow_abbrev=False
@@ -110,13 +99,13 @@ def make_parser() -> _Parser:
     evaluate.add_argument(
         "--json", action="store_true", help="print one JSON object instead of a table"
     )
-    evaluate.set_defaults(run=_evaluate)
+    evaluate.set_defaults(run=_evaluate, parser=evaluate)
 
     report = commands.add_parser(
         "report", help="write the report page of a run again", allow_abbrev=False
     )
     _add_workdir(report)
-    report.set_defaults(run=_report)
+    report.set_defaults(run=_report, parser=report)
 
     search = commands.add_parser("search", help="find pictures by words", allow_abbrev=False)
     _add_workdir(search)
@@ -127,7 +116,7 @@ def make_parser() -> _Parser:
         help="a folder of pictures; without it, the data set's pictures that were not trained on",
     )
     search.add_argument("--top", type=int, default=10, help="how many to show (10)")
-    search.set_defaults(run=_search)
+    search.set_defaults(run=_search, parser=search)
 
     embed = commands.add_parser(
         "embed", help="write the embeddings of pictures or texts", allow_abbrev=False
@@ -137,7 +126,7 @@ def make_parser() -> _Parser:
         "input", type=pathlib.Path, help="a folder of pictures, or a text file with a text a line"
     )
     embed.add_argument("--output", type=pathlib.Path, required=True, help="the .npz file to write")
-    embed.set_defaults(run=_embed)
+    embed.set_defaults(run=_embed, parser=embed)
 
     return parser
 
