@@ -16,3 +16,8 @@ import jax
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytest_addoption(parser):
+    """``--rewrite-golden`` accepts what the golden tests now see."""
+    parser.addoption("--rewrite-golden", action="store_true")

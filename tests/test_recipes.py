@@ -1,0 +1,71 @@
+"""Every shipped recipe resolves, and a change of one shows in review as a change of its dump.
+
+After a wanted change: ``python -m pytest tests/test_recipes.py --rewrite-golden``.
+"""
+
+import json
+import pathlib
+
+import pytest
+
+from contrastive import config as config_lib
+from contrastive.errors import ConfigError
+from contrastive.recipe import Recipe, check_resumable, load_recipe, read_recipe, write_recipe
+
+ROOT = pathlib.Path(__file__).parents[1]
+RECIPES = ("emoji.py:clip", "emoji.py:siglip", "emoji.py:info_nce")
+
+
+@pytest.mark.parametrize("spec", RECIPES)
+def test_shipped_recipes_are_what_the_golden_dump_says(spec, request):
+    recipe = load_recipe(str(ROOT / "configs" / spec))
+    dump = json.dumps(config_lib.to_dict(recipe), indent=2) + "\n"
+    golden = ROOT / "tests" / "golden" / f"{spec.replace('.py:', '-')}.json"
+    if request.config.getoption("--rewrite-golden"):
+        golden.write_text(dump)
+    assert golden.read_text() == dump
+
+
+def test_a_recipe_survives_the_way_through_its_file(tmp_path):
+    recipe = load_recipe(str(ROOT / "configs" / "emoji.py:siglip"))
+    write_recipe(tmp_path, recipe)
+    assert read_recipe(tmp_path) == recipe
+
+
+@pytest.mark.parametrize(
+    "override, words",
+    [
+        ("--config.loss.bias_init=-5.0", "config.loss.bias_init"),
+        ("--config.loss.block_rows=64", "config.loss.exchange"),
+        ("--config.stop_at=5000", "config.stop_at"),
+        ("--config.model.image.kind=vti", "did you mean 'vit'"),
+        ("--config.data.csv.imag=x", "did you mean 'image'"),
+        ("--config.loss.name=clop", "did you mean 'clip'"),
+        ("--config.mesh.data=0", "config.mesh"),
+    ],
+)
+def test_contradictions_are_named(override, words):
+    with pytest.raises(ConfigError, match=words):
+        load_recipe(str(ROOT / "configs" / "emoji.py:clip"), [override])
+
+
+def test_changing_the_tower_on_the_command_line():
+    overrides = ["--config.model.image.kind=vit", "--config.model.image.patch_size=8"]
+    recipe = load_recipe(str(ROOT / "configs" / "emoji.py:clip"), overrides)
+    assert recipe.model.image.kind == "vit"
+    assert recipe.model.image.patch_size == 8
+
+
+@pytest.mark.parametrize("free", ["stop_at=5", "eval.every=7", "mesh.data=1", "data.threads=0"])
+def test_what_may_differ_on_resume(free):
+    spec = str(ROOT / "configs" / "emoji.py:clip")
+    check_resumable(load_recipe(spec), load_recipe(spec, [f"--config.{free}"]), "run")
+
+
+@pytest.mark.parametrize(
+    "bound", ["seed=1", "batch_size=128", "total_steps=7000", "loss.mask_duplicates=false"]
+)
+def test_what_may_not_differ_on_resume(bound):
+    spec = str(ROOT / "configs" / "emoji.py:clip")
+    with pytest.raises(ConfigError, match=bound.partition("=")[0]):
+        check_resumable(load_recipe(spec), load_recipe(spec, [f"--config.{bound}"]), "run")
