@@ -2,7 +2,7 @@
 
 import dataclasses
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -41,13 +41,46 @@ class TableRow:
     random_init: float | None
 
 
+@dataclasses.dataclass(frozen=True)
+class GeometryRow:
+    """Alignment and uniformity of one set: ``(this model, untrained)``; None = not measured."""
+
+    group: str
+    alignment: tuple[float | None, float | None]
+    uniformity_images: tuple[float | None, float | None]
+    uniformity_texts: tuple[float | None, float | None]
+
+
+def geometry_rows(results: Mapping[str, Any]) -> list[GeometryRow]:
+    """The geometry of every set, in the order of :func:`table_rows`."""
+
+    def pair(group: str, metric: str) -> tuple[float | None, float | None]:
+        path = f"{group}/geometry/{metric}"
+        return results.get(path), results.get(f"{path}_random_init")
+
+    return [
+        GeometryRow(
+            group,
+            pair(group, "alignment"),
+            pair(group, "uniformity_images"),
+            pair(group, "uniformity_texts"),
+        )
+        for group in _groups(results)
+        if f"{group}/geometry/alignment" in results
+    ]
+
+
+def _groups(results: Mapping[str, Any]) -> list[str]:
+    """The sets in the order in which people read them."""
+    order = list(TITLES)
+    found = dict.fromkeys(name.split("/")[0] for name in results)
+    return sorted(found, key=lambda name: order.index(name) if name in order else len(order))
+
+
 def table_rows(results: Mapping[str, Any]) -> list[TableRow]:
     """The retrieval and zero-shot results in the order in which people read them."""
-    sets = list(dict.fromkeys(name.split("/")[0] for name in results))
-    order = list(TITLES)
-    sets.sort(key=lambda name: order.index(name) if name in order else len(order))
     rows = []
-    for group in sets:
+    for group in _groups(results):
         for task, first, size in (
             ("image_to_text", "recall@1", ("queries", "gallery")),
             ("text_to_image", "recall@1", ("queries", "gallery")),
@@ -122,7 +155,29 @@ def format_table(results: Mapping[str, Any], *, width: int = 100) -> str:
     console.print(table)
     console.print("R@k: share of queries with a right answer among the first k (zero-shot: top-k).")
     console.print("chance, pixels (nearest training picture) and untrained are for R@1.")
+    if geometry := geometry_rows(results):
+        console.print(_geometry_table(geometry))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+def _geometry_table(rows: Sequence[GeometryRow]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("", no_wrap=True)
+    for name in ("alignment", "uniformity, images", "uniformity, texts"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        pairs = (row.alignment, row.uniformity_images, row.uniformity_texts)
+        table.add_row(TITLES.get(row.group, row.group), *map(beside_untrained, pairs))
+    return table
+
+
+def beside_untrained(pair: tuple[float | None, float | None]) -> str:
+    """``"1.02 (untrained 0.61)"``."""
+    trained, untrained = pair
+    if trained is None:
+        return ""
+    text = f"{trained:.2f}" + ("" if untrained is None else f" (untrained {untrained:.2f})")
+    return text.replace("-", "−")
 
 
 def share(value: float | None) -> str:

@@ -18,7 +18,14 @@ from typing import Any
 import jinja2
 
 from contrastive.errors import UserError
-from contrastive.evaluation.table import TITLES, TableRow, share, table_rows
+from contrastive.evaluation.table import (
+    TITLES,
+    TableRow,
+    beside_untrained,
+    geometry_rows,
+    share,
+    table_rows,
+)
 from contrastive.reporting import charts
 from contrastive.reporting.charts import Chart, Line
 from contrastive.reporting.examples import Examples, find_examples
@@ -245,7 +252,7 @@ def _recall_chart(lines: Lines, line: Any) -> Chart:
     return Chart(
         "Recall@1, image → text",
         [line(TITLES.get(name, name), f"evaluation/{name}{suffix}") for name in names[:6]],
-        note="Of quick evaluations during the run.",
+        note="Of quick evaluations during the run; the last point is the final one.",
         share=True,
     )
 
@@ -273,11 +280,16 @@ def _render(
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters |= {"share": share, "cosine": _cosine}
+    environment.filters |= {
+        "share": share,
+        "cosine": _cosine,
+        "beside_untrained": beside_untrained,
+    }
     template = environment.from_string(files.joinpath("report.html").read_text("utf-8"))
     trained = [line for line in lines if "loss" in line]
     step = trained[-1]["step"] if trained else 0
-    drawn = [(chart, charts.render(chart, last_step=step)) for chart in curves(lines, config)]
+    shown = [*lines, _last_evaluation(step, results)] if results_from == "final" else lines
+    drawn = [(chart, charts.render(chart, last_step=step)) for chart in curves(shown, config)]
     rows = table_rows(results)
     return template.render(
         style=files.joinpath("report.css").read_text("utf-8"),
@@ -288,6 +300,7 @@ def _render(
         headlines=headlines(rows),
         results_from=results_from,
         rows=rows,
+        geometry=geometry_rows(results),
         titles=TITLES,
         charts=[(chart, svg, charts.legend(chart)) for chart, svg in drawn if svg],
         examples=examples,
@@ -296,6 +309,11 @@ def _render(
         versions=_versions(),
         written=datetime.datetime.now().strftime("%Y-%m-%d %H:%M"),
     )
+
+
+def _last_evaluation(step: int, results: Mapping[str, Any]) -> dict[str, Any]:
+    """The final evaluation as the line of ``metrics.jsonl`` that it has no place in."""
+    return {"step": step, **{f"evaluation/{name}": value for name, value in results.items()}}
 
 
 def _cosine(value: int | float) -> str:

@@ -203,6 +203,8 @@ def test_the_table_shows_numbers_beside_chance_and_baselines(emoji_like):
     assert first.split()[2:] == [
         "image", "→", "text", "4", "6", "1.000", "1.000", "1", ".167", "1.000", ".167",
     ]  # fmt: skip
+    geometry = next(line for line in text.splitlines() if line.startswith("unseen concepts  0"))
+    assert geometry.split()[2:5] == ["0.00", "(untrained", "0.00)"]
     assert "Nothing was evaluated" in format_table({})
 
 
