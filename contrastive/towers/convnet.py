@@ -7,7 +7,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Key
 
 from contrastive.errors import ConfigError
 from contrastive.towers import layers, sharding
@@ -45,9 +45,10 @@ class ConvTower(nnx.Module):
         self.projection = layers.projection(config.projection, width, output, rngs=rngs)
 
     def __call__(
-        self, images: Float[Array, "batch size size 3"], *, noise: layers.Noise | None = None
+        self, images: Float[Array, "batch size size 3"], *, keys: Key[Array, "batch"] | None = None
     ) -> Float[Array, "batch output"]:
-        """Rows in the dtype of ``images``, the dtype of the computation."""
+        """Rows in the dtype of ``images``, the dtype of the computation. There is no
+        dropout; ``keys`` is not used."""
         x = images
         for stage in self.stages:
             x = stage(x)

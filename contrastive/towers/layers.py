@@ -4,7 +4,6 @@ A layer computes in the dtype of its input; parameters are float32. The rule for
 a sequence with nothing to pool pools to zeros, with zero gradient.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Literal
@@ -143,46 +142,50 @@ def normalize_last(x: Float[Array, "... width"], epsilon: float) -> Float[Array,
     return d * jax.lax.rsqrt(jnp.mean(jnp.square(d), axis=-1, keepdims=True) + epsilon)
 
 
-@dataclasses.dataclass(frozen=True)
-class Noise:
-    """The randomness of one pass: a key, and the number of each row in the global batch.
+# --- Dropout ----------------------------------------------------------------------------------
 
-    A row's dropout is a function of the key and of that number, never of the rows beside it. So
-    it replays exactly in microbatches of any size, and on any number of devices.
+
+def row_keys(
+    key: Key[Array, ""], like: Array, rows: Int[Array, "batch"] | None = None
+) -> Key[Array, "batch"]:
+    """One key for each row of ``like``: ``key`` with the row's number in the global batch folded in
+    (default: 0, 1, 2, …).
+
+    What is drawn for a row is then a function of ``key`` and that number, never of the rows beside
+    it: it replays exactly in microbatches of any size and on any number of devices.
     """
-
-    key: Key[Array, ""]
-    rows: Int[Array, "batch"]
-
-    def split(self) -> tuple["Noise", "Noise"]:
-        """Independent noise for two places in the network."""
-        first, second = jax.random.split(self.key)
-        return Noise(first, self.rows), Noise(second, self.rows)
+    numbers = jnp.arange(like.shape[0], dtype=jnp.int32) if rows is None else rows
+    layout = sharding.rows_like(like, 1)
+    if layout is not None:
+        numbers = jax.sharding.reshard(numbers, layout)
+    return jax.vmap(lambda row: jax.random.fold_in(key, row))(numbers)
 
 
-def dropout(
-    x: Float[Array, "batch *rest"], rate: float, noise: Noise | None
+def split_row_keys(keys: Key[Array, "batch"], count: int) -> Key[Array, "count batch"]:
+    """``count`` independent sets of row keys."""
+    return jax.vmap(lambda key: jax.random.split(key, count), out_axes=1)(keys)
+
+
+def keep_masks(
+    x: Float[Array, "batch *rest"], rate: float, keys: Key[Array, "batch"] | None, count: int = 1
+) -> list[Bool[Array, "batch *rest"] | None]:
+    """``count`` independent dropout masks for ``x``, false with probability ``rate``; None, which
+    :func:`drop` understands, where ``keys`` is None or the rate is 0.
+
+    One draw for all of them, since each draw is a large program on CPU.
+    """
+    if keys is None or rate == 0.0:
+        return [None] * count
+    shape = (count, *x.shape[1:])
+    masks = jax.vmap(lambda key: jax.random.bernoulli(key, 1.0 - rate, shape))(keys)
+    return [masks[:, i] for i in range(count)]
+
+
+def drop(
+    x: Float[Array, "batch *rest"], rate: float, mask: Bool[Array, "batch *rest"] | None
 ) -> Float[Array, "batch *rest"]:
-    """Zeroes entries with probability ``rate`` and scales the rest by ``1/(1 − rate)``.
-
-    Does nothing where ``noise`` is None or the rate is 0.
-    """
-    if noise is None or rate == 0.0:
-        return x
-    key, keep = noise.key, 1.0 - rate
-
-    def mask_row(row):
-        return jax.random.bernoulli(jax.random.fold_in(key, row), keep, x.shape[1:])
-
-    mask = jax.vmap(mask_row)(noise.rows)
-    return jnp.where(mask, x / keep, jnp.zeros_like(x))
-
-
-def row_numbers(x: Array, rows: Int[Array, "batch"] | None) -> Int[Array, "batch"]:
-    """``rows``, or ``0 … batch − 1``, laid out like the rows of ``x``."""
-    numbers = jnp.arange(x.shape[0], dtype=jnp.int32) if rows is None else rows
-    layout = sharding.rows_like(x, 1)
-    return numbers if layout is None else jax.sharding.reshard(numbers, layout)
+    """Zeros where ``mask`` is false, ``x / (1 − rate)`` elsewhere; None changes nothing."""
+    return x if mask is None else jnp.where(mask, x / (1.0 - rate), jnp.zeros_like(x))
 
 
 # --- Pooling ----------------------------------------------------------------------------------

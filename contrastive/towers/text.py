@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from contrastive.errors import ConfigError
 from contrastive.towers import layers, sharding
@@ -88,18 +88,21 @@ class TextTransformer(nnx.Module):
         tokens: Int[Array, "batch length"],
         *,
         dtype: jnp.dtype,
-        noise: layers.Noise | None = None,
+        keys: Key[Array, "batch"] | None = None,
     ) -> Float[Array, "batch output"]:
-        """Rows in ``dtype``, the dtype of the computation. ``noise=None``: no dropout."""
+        """Rows in ``dtype``, the dtype of the computation. ``keys``: one for each row, for
+        dropout; None: no dropout."""
         length, longest = tokens.shape[1], self.positions.shape[0]
         if length > longest:
             raise ValueError(f"texts of {length} tokens; the position table has {longest} rows.")
         x = self._embed(tokens, dtype)
-        if noise is not None:
-            here, noise = noise.split()
-            x = layers.dropout(x, self.config.dropout, here)
+        if keys is not None:
+            first, keys = layers.split_row_keys(keys, 2)
+            x = layers.drop(
+                x, self.config.dropout, *layers.keep_masks(x, self.config.dropout, first)
+            )
         mask = tokens != self.pad_id
-        x = self.transformer(x, mask=mask[:, None], causal=self.config.causal, noise=noise)
+        x = self.transformer(x, mask=mask[:, None], causal=self.config.causal, keys=keys)
         x = pool(self.norm(x), mask, self.config.pooling)
         return x if self.projection is None else self.projection(x)
 

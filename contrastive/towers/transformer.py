@@ -11,11 +11,11 @@ from typing import ClassVar, Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Key
 
 from contrastive.errors import ConfigError
 from contrastive.towers import layers, sharding
-from contrastive.towers.layers import Activation, Dense, LayerNorm, Noise
+from contrastive.towers.layers import Activation, Dense, LayerNorm
 from contrastive.towers.sharding import Initializer, parameter, weight
 
 Initialization = Literal["clip", "siglip"]
@@ -137,9 +137,9 @@ class Attention(nnx.Module):
         else:
             (q,) = _project(x, kernel[:, :1], bias[:1])
             k, v = _project(context, kernel[:, 1:], bias[1:])
-        y = jax.nn.dot_product_attention(
-            q, k, v, mask=None if mask is None else mask[:, None], is_causal=causal
-        )
+        over_heads = None if mask is None else mask[:, None]
+        with jax.numpy_dtype_promotion("standard"):  # JAX mixes bfloat16 and float32 inside
+            y = jax.nn.dot_product_attention(q, k, v, mask=over_heads, is_causal=causal)
         if mask is not None:
             reach = mask & jnp.tri(x.shape[1], mask.shape[2], dtype=bool)[None] if causal else mask
             some = jnp.any(reach, axis=-1)[..., None, None]
@@ -185,7 +185,10 @@ class Mlp(nnx.Module):
 
 
 class Block(nnx.Module):
-    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``, dropout on what each branch adds."""
+    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``, with dropout on what each branch adds.
+
+    ``keys``: one for each row, from :func:`contrastive.towers.layers.row_keys`; None: no dropout.
+    """
 
     def __init__(self, config: TransformerConfig, *, stack: tuple[int, ...] = (), rngs: nnx.Rngs):
         self.rate = config.dropout
@@ -200,12 +203,12 @@ class Block(nnx.Module):
         *,
         mask: Bool[Array, "batch #length keys"] | None = None,
         causal: bool = False,
-        noise: Noise | None = None,
+        keys: Key[Array, "batch"] | None = None,
     ) -> Float[Array, "batch length width"]:
-        first, second = (None, None) if noise is None else noise.split()
+        first, second = layers.keep_masks(x, self.rate, keys, 2)
         y = self.attention(self.norm1(x), mask=mask, causal=causal)
-        x = x + layers.dropout(y, self.rate, first)
-        return x + layers.dropout(self.mlp(self.norm2(x)), self.rate, second)
+        x = x + layers.drop(y, self.rate, first)
+        return x + layers.drop(self.mlp(self.norm2(x)), self.rate, second)
 
 
 class Transformer(nnx.Module):
@@ -228,18 +231,17 @@ class Transformer(nnx.Module):
         *,
         mask: Bool[Array, "batch #length keys"] | None = None,
         causal: bool = False,
-        noise: Noise | None = None,
+        keys: Key[Array, "batch"] | None = None,
     ) -> Float[Array, "batch length width"]:
         graphdef, stacked = nnx.split(self.blocks)
-        keys = None if noise is None else jax.random.split(noise.key, self.depth)
+        each = None if keys is None else layers.split_row_keys(keys, self.depth)
 
         def body(x, layer):
-            parameters, key = layer
-            here = None if noise is None else Noise(key, noise.rows)
+            parameters, keys = layer
             block = nnx.merge(graphdef, parameters)
-            return block(x, mask=mask, causal=causal, noise=here), None
+            return block(x, mask=mask, causal=causal, keys=keys), None
 
-        x, _ = jax.lax.scan(rematerialised(body, self.remat), x, (stacked, keys))
+        x, _ = jax.lax.scan(rematerialised(body, self.remat), x, (stacked, each))
         return x
 
 

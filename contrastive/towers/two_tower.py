@@ -108,9 +108,9 @@ class TwoTower(nnx.Module):
         Raises:
           ValueError: Dropout is asked for without ``rngs``, or the images have another size.
         """
-        noise = _noise(images, deterministic, rngs, rows)
+        keys = _row_keys(images, deterministic, rngs, rows)
         x = self._normalise(images).astype(self.config.dtype)
-        return self.image(x, noise=noise).astype(jnp.float32)
+        return self.image(x, keys=keys).astype(jnp.float32)
 
     def encode_text(
         self,
@@ -121,9 +121,9 @@ class TwoTower(nnx.Module):
         rows: Int[Array, "batch"] | None = None,
     ) -> Float[Array, "batch dim"]:
         """Raw float32 rows of texts; arguments as in :meth:`encode_image`."""
-        noise = _noise(tokens, deterministic, rngs, rows)
+        keys = _row_keys(tokens, deterministic, rngs, rows)
         dtype = jnp.dtype(self.config.dtype)
-        return self.text(tokens, dtype=dtype, noise=noise).astype(jnp.float32)
+        return self.text(tokens, dtype=dtype, keys=keys).astype(jnp.float32)
 
     def _normalise(self, images: jax.Array) -> jax.Array:
         x = images.astype(jnp.float32)
@@ -134,12 +134,14 @@ class TwoTower(nnx.Module):
         return (x - mean[None, None, None]) / std[None, None, None]
 
 
-def _noise(x, deterministic, rngs, rows) -> layers.Noise | None:
+def _row_keys(
+    x: jax.Array, deterministic: bool, rngs: nnx.Rngs | None, rows: jax.Array | None
+) -> jax.Array | None:
     if deterministic:
         return None
     if rngs is None:
         raise ValueError("deterministic=False needs rngs: nnx.Rngs(dropout=key).")
-    return layers.Noise(rngs.dropout(), layers.row_numbers(x, rows))
+    return layers.row_keys(rngs.dropout(), x, rows)
 
 
 def parameter_count(

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Key
 
 from contrastive.errors import ConfigError
 from contrastive.towers import layers, sharding
@@ -79,10 +79,10 @@ class VisionTransformer(nnx.Module):
         self.projection = layers.projection(config.projection, width, output, rngs=rngs)
 
     def __call__(
-        self, images: Float[Array, "batch size size 3"], *, noise: layers.Noise | None = None
+        self, images: Float[Array, "batch size size 3"], *, keys: Key[Array, "batch"] | None = None
     ) -> Float[Array, "batch output"]:
-        """Rows in the dtype of ``images``, the dtype of the computation. ``noise=None``: no
-        dropout."""
+        """Rows in the dtype of ``images``, the dtype of the computation. ``keys``: one for
+        each row, for dropout; None: no dropout."""
         if images.shape[1:3] != (self.image_size, self.image_size):
             raise ValueError(
                 f"images of {images.shape[1:3]} pixels; the tower is built for {self.image_size}."
@@ -92,12 +92,14 @@ class VisionTransformer(nnx.Module):
             token = sharding.weight(self.class_token, ("position", "embed"), x)
             x = jnp.concatenate([sharding.repeat_rows(token, x), x], axis=1)
         x = x + sharding.weight(self.positions, ("position", "embed"), x)[None]
-        if noise is not None:
-            here, noise = noise.split()
-            x = layers.dropout(x, self.config.dropout, here)
+        if keys is not None:
+            first, keys = layers.split_row_keys(keys, 2)
+            x = layers.drop(
+                x, self.config.dropout, *layers.keep_masks(x, self.config.dropout, first)
+            )
         if self.norm_before is not None:
             x = self.norm_before(x)
-        x = self._pool(self.norm(self.transformer(x, noise=noise)))
+        x = self._pool(self.norm(self.transformer(x, keys=keys)))
         return x if self.projection is None else self.projection(x)
 
     def _pool(self, x: jax.Array) -> jax.Array:
