@@ -112,6 +112,7 @@ def make_objective(config: LossConfig, partition: LogitPartition | None = None) 
         else:
             bias = jnp.zeros(())
             loss, stats = losses.info_nce(images, texts, scale, key_ids=ids, **common)
+        assert isinstance(stats, RowStatistics)
         return loss, metrics | _watch(stats, scale, bias)
 
     return objective
@@ -121,6 +122,9 @@ def _watch(stats: RowStatistics, scale: Array, bias: Array) -> dict[str, Array]:
     """Accuracy in the batch (both ways where both are known) and cosines."""
     cosine = functools.partial(_cosine, scale=scale, bias=bias)
     assert stats.positive is not None
+    assert stats.sum is not None
+    assert stats.count is not None
+    assert stats.max is not None
     positive = cosine(stats.positive)
     metrics = {
         "accuracy/image_to_text": stats.accuracy(),

@@ -32,9 +32,11 @@ SUBGROUPS = {
 FAMILIES = {
     "shaking face": "shaking face; head shaking *",
     "face with horns": "smiling face with horns; angry face with horns",
-    "speech bubble": "speech balloon; eye in speech bubble; left speech bubble; right anger bubble; "
+    "speech bubble": "speech balloon; eye in speech bubble; left speech bubble; "
+    "right anger bubble; "
     "thought balloon",
-    "sideways hand": "rightwards hand; leftwards hand; palm down hand; palm up hand; leftwards pushing "
+    "sideways hand": "rightwards hand; leftwards hand; palm down hand; palm up hand; leftwards "
+    "pushing "
     "hand; rightwards pushing hand",
     "pointing finger": "backhand index pointing *; index pointing up",
     "thumb": "thumbs up; thumbs down",

@@ -1,4 +1,4 @@
-"""Eight simulated devices, strict types: promotion of dtypes or ranks in the library is an error."""
+"""Eight simulated devices; in the library, promotion of dtypes or ranks is an error."""
 
 import os
 
@@ -12,7 +12,7 @@ from jaxtyping import install_import_hook
 
 install_import_hook("contrastive", "beartype.beartype")
 
-import jax
+import jax  # noqa: E402  after the devices and the hook are set
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

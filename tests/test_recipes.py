@@ -10,7 +10,7 @@ import pytest
 
 from contrastive import config as config_lib
 from contrastive.errors import ConfigError
-from contrastive.recipe import Recipe, check_resumable, load_recipe, read_recipe, write_recipe
+from contrastive.recipe import check_resumable, load_recipe, read_recipe, write_recipe
 
 ROOT = pathlib.Path(__file__).parents[1]
 RECIPES = ("emoji.py:clip", "emoji.py:siglip", "emoji.py:info_nce")
