@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Integer
 
 from contrastive.logits import masks, running
 from contrastive.logits.dense import dense_logsumexp
@@ -235,17 +235,26 @@ def _backward_local(
     return (scale * dx).astype(x.dtype), (scale * dy).astype(x.dtype), d_scale
 
 
+# Compiled once for each task even where the caller does not compile: op by op, loops crawl.
+@partial(jax.jit, static_argnums=0)
+def _run_forward(task: Task, *args: Any) -> tuple[Reduced, Reduced | None]:
+    cut, columns, whole = task.layout.cut, task.column_spec, PartitionSpec()
+    specs = (cut, columns, whole, cut, columns)
+    return task.layout.run(partial(_forward_local, task), specs, (cut, cut), *args)
+
+
+@partial(jax.jit, static_argnums=0)
+def _run_backward(task: Task, *args: Any) -> tuple[Array, Array | None, Array]:
+    cut, columns, whole = task.layout.cut, task.column_spec, PartitionSpec()
+    specs = (cut, columns, whole, cut, columns, cut, cut)
+    return task.layout.run(partial(_backward_local, task), specs, (cut, columns, whole), *args)
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _reduce(
     task: Task, x: Array, y: Array | None, scale: Array, x_labels: Labels, y_labels: Labels
 ) -> tuple[Reduced, Reduced | None]:
-    cut, columns, whole = task.layout.cut, task.column_spec, PartitionSpec()
-    return task.layout.run(
-        partial(_forward_local, task),
-        (cut, columns, whole, cut, columns),
-        (cut, cut),
-        *(x, y, scale, x_labels, y_labels),
-    )
+    return _run_forward(task, x, y, scale, x_labels, y_labels)
 
 
 def _reduce_forward(task: Task, *args: Any) -> tuple[Any, Any]:
@@ -259,14 +268,8 @@ def _differentiable(results: tuple[Reduced, Reduced | None]) -> tuple[Reduced, R
 
 
 def _reduce_backward(task: Task, saved: Any, cotangents: Any) -> tuple[Any, ...]:
-    cut, columns, whole = task.layout.cut, task.column_spec, PartitionSpec()
     args, results = saved
-    dx, dy, d_scale = task.layout.run(
-        partial(_backward_local, task),
-        (cut, columns, whole, cut, columns, cut, cut),
-        (cut, columns, whole),
-        *(*args, results, _differentiable(cotangents)),
-    )
+    dx, dy, d_scale = _run_backward(task, *args, results, _differentiable(cotangents))
     return dx, dy, d_scale, None, None
 
 
@@ -281,8 +284,8 @@ def logsumexp(
     paired: bool = True,
     two_way: bool = False,
     same: bool = False,
-    row_ids: Int[Array, "rows *words"] | None = None,
-    column_ids: Int[Array, "columns *words"] | None = None,
+    row_ids: Integer[Array, "rows *words"] | None = None,
+    column_ids: Integer[Array, "columns *words"] | None = None,
     row_exists: Bool[Array, " rows"] | None = None,
     column_exists: Bool[Array, " columns"] | None = None,
     statistics: bool = False,

@@ -44,8 +44,8 @@ class LogitPartition:
     """
 
     mesh: Mesh | AbstractMesh | None = None
-    axes: tuple[str, ...] | None = None
-    exchange: Exchange = "gather"
+    axes: tuple[str, ...] | str | None = None
+    exchange: Exchange | str = "gather"
     block_rows: int | None = None
     block_cols: int | None = None
     precision: lax.Precision | str | None = None
@@ -110,7 +110,7 @@ class Layout:
 
     mesh: Mesh | AbstractMesh | None
     axes: tuple[str, ...]
-    exchange: Exchange
+    exchange: str
     block_rows: int | None
     block_cols: int | None
     precision: lax.Precision
@@ -225,7 +225,7 @@ def resolve(partition: LogitPartition | None, rows: Array, name: str = "batch") 
         if mesh is None or partition.mesh.shape != mesh.shape:
             axes = ()
         mesh = partition.mesh
-        axes = partition.axes or axes or tuple(mesh.axis_names)
+        axes = tuple(partition.axes or axes or mesh.axis_names)
     precision = partition.precision
     if precision is None:
         full = accumulator(rows.dtype) == rows.dtype

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Integer
 
 from contrastive.logits import masks, running
 from contrastive.logits.dense import dense_logits, describe
@@ -168,14 +168,13 @@ def _local(
     return value, watched, Gradients(dx, dy, d_scale, d_bias)
 
 
+# Compiled once for each task even where the caller does not compile: op by op, loops crawl.
+@partial(jax.jit, static_argnums=0)
 def _run(task: Task, *args: Any) -> Any:
     cut, whole = task.layout.cut, PartitionSpec()
-    return task.layout.run(
-        partial(_local, task),
-        (cut, cut, whole, whole, cut, cut),
-        (whole, cut, Gradients(cut, cut, whole, whole)),
-        *args,
-    )
+    specs = (cut, cut, whole, whole, cut, cut)
+    gradients = Gradients(cut, cut, whole, whole) if task.gradients else None
+    return task.layout.run(partial(_local, task), specs, (whole, cut, gradients), *args)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -236,7 +235,7 @@ def softplus(
     scale: Float[Array, ""],
     bias: Float[Array, ""],
     *,
-    ids: Int[Array, "batch *words"] | None = None,
+    ids: Integer[Array, "batch *words"] | None = None,
     weights: Float[Array, " batch"] | None = None,
     same: bool = False,
     statistics: bool = False,

@@ -137,7 +137,7 @@ def walk_tiles(
 
 def accumulator(dtype: Any) -> Any:
     """The dtype that logits and gradients are summed in: float32, or float64 for float64."""
-    return jnp.promote_types(dtype, jnp.float32)
+    return jnp.dtype(dtype) if jnp.dtype(dtype).itemsize > 4 else jnp.dtype(jnp.float32)
 
 
 def dot(
