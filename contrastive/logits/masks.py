@@ -75,10 +75,11 @@ def _present(rows: Labels, columns: Labels) -> Array | None:
 
 
 def own_pair(rows: Labels, columns: Labels) -> Bool[Array, "rows columns"] | None:
-    """The entries of the rows' own pairs; None where rows and columns are not pairs."""
+    """The entries of the rows' own pairs that are there; None where rows and columns are not
+    pairs."""
     if rows.pair is None or columns.pair is None:
         return None
-    return rows.pair[:, None] == columns.pair[None, :]
+    return _all(rows.pair[:, None] == columns.pair[None, :], _present(rows, columns))
 
 
 def own_content(rows: Labels, columns: Labels) -> Bool[Array, "rows columns"] | None:

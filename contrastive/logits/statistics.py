@@ -19,8 +19,8 @@ class RowStatistics:
 
     Attributes:
       logsumexp: ``n_i = log Σ_j exp(s_ij)`` over the negatives; None for the sigmoid loss.
-      positive: ``s_ii``, from the same product as its rivals; None where rows and columns are not
-        pairs.
+      positive: ``s_ii``, from the same product as its rivals, 0 for an absent row; None where rows
+        and columns are not pairs.
       max: The hardest negative's logit.
       ties: How many negatives have that logit.
       sum: ``Σ_j s_ij`` over the negatives.
