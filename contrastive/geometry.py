@@ -122,7 +122,6 @@ def uniformity(
     if exists is None:
         count = jnp.asarray(float(rows.shape[0]), scale.dtype)
     else:
-        reduced = jnp.where(exists, reduced, -jnp.inf)
         count = jnp.sum(exists.astype(scale.dtype))
     few = count < 2
     # jax.nn.logsumexp of nothing but -inf would have a NaN for gradient.

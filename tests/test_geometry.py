@@ -265,6 +265,14 @@ def test_D03_mixed_ties():
     np.testing.assert_allclose(moved, 5 / 9, rtol=1e-6)
 
 
+def test_scores_that_float32_cannot_tell_apart_tie():
+    target = np.float32([0.6, 0.8])
+    for step, equal in ((np.spacing(np.float32(0.8)), 1), (1e-5, 0)):
+        keys = jnp.asarray(np.stack([target, target + np.float32([0, step])]))
+        found = ranks(keys[:1], keys, query_ids=jnp.array([5]), key_ids=jnp.array([5, 6]))
+        assert (int(found.greater[0]), int(found.equal[0])) == (1 - equal, equal)
+
+
 def lattice(seed, *shape):
     """Rows of few whole numbers: products are exact and ties are many."""
     return jnp.asarray(np.random.default_rng(seed).integers(-1, 2, shape), jnp.float32)

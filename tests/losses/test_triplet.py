@@ -43,7 +43,7 @@ def compare(args, kwargs, rtol=1e-5, run=None):
 @pytest.mark.parametrize("margin", [0.05, 1.0])
 def test_mining_equals_the_oracle(mining, margin, full, monkeypatch):
     monkeypatch.setattr(triplet, "_BLOCK_COLS", 8)  # three blocks, the last one short
-    args = rows(0, 21, 6), rows(1, 21, 6)
+    args = rows(0, 21, 6), rows(0, 21, 6) + 0.4 * rows(1, 21, 6)  # some anchors are satisfied
     compare(args, {"mining": mining, "margin": margin, **options(21, full)})
 
 
@@ -70,6 +70,13 @@ def test_points_that_meet_have_gradient_zero(mining):
     assert float(loss) == 1.0
     for grad in grads:
         np.testing.assert_array_equal(grad, 0.0)
+
+
+@pytest.mark.parametrize("mining", ["batch_hard", "batch_all"])
+def test_negatives_on_top_of_their_anchors(mining):
+    """Inner products put them at a small distance, or at the root of a negative number."""
+    anchors = 3 * rows(5, 12, 33)
+    compare((anchors, jnp.roll(anchors, 1, axis=0)), {"mining": mining, "margin": 9.0})
 
 
 def test_a_satisfied_negative_gives_no_gradient():
