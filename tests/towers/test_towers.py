@@ -22,7 +22,7 @@ from contrastive.towers import (
 )
 from contrastive.towers.vit import patchify
 
-CONV = ConvTowerConfig(widths=(4, 8), blocks=(0, 1))
+CONV = ConvTowerConfig(widths=(4, 8))
 VIT = VisionTransformerConfig(width=16, depth=2, heads=2, mlp_ratio=2.0, patch_size=4)
 TEXT = TextTransformerConfig(width=16, depth=2, heads=2, mlp_ratio=2.0)
 CONFIG = TwoTowerConfig(image=CONV, text=TEXT, embedding_dim=12)
@@ -294,8 +294,7 @@ def test_configs_are_built_by_kind():
     [
         (lambda: VisionTransformerConfig(patch_size=0), "patch_size = 0"),
         (lambda: TextTransformerConfig(vocabulary_size=-1), "vocabulary_size = -1 is negative"),
-        (lambda: ConvTowerConfig(widths=(), blocks=()), r"widths = \(\) has to list"),
-        (lambda: ConvTowerConfig(widths=(4, 8)), "needs a count for each of"),
+        (lambda: ConvTowerConfig(widths=()), r"widths = \(\) has to list"),
         (lambda: TwoTowerConfig(embedding_dim=0), "embedding_dim = 0"),
         (lambda: TwoTowerConfig(pixel_std=(0.5, 0.0, 0.5)), "pixel_std"),
     ],
