@@ -11,8 +11,6 @@ from jax.sharding import AxisType
 from contrastive import losses, normalize
 from contrastive.logits import LogitPartition
 
-pytestmark = pytest.mark.slow  # not yet seen to pass as a whole
-
 SET_S = (
     np.array([[1, 0], [0, 1], [1, 1], [1, -1]], np.float32),
     np.array([[2, 1], [-1, 2], [1, 2], [1, -3]], np.float32),

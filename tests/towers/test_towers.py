@@ -19,6 +19,7 @@ from contrastive.towers import (
     layers,
     parameter_count,
 )
+from contrastive.towers.convnet import neighbourhoods
 from contrastive.towers.vit import patchify
 
 CONV = ConvTowerConfig(widths=(4, 8))
@@ -329,3 +330,28 @@ def test_inputs_of_another_size(towers):
         model.encode_image(images(size=12))
     with pytest.raises(ValueError, match="texts of 9 tokens; the position table has 8 rows"):
         model.encode_text(texts((9,), 9))
+
+
+@pytest.mark.parametrize("size", [4, 8])
+def test_neighbourhoods_are_what_a_convolution_multiplies(size, quick):
+    """The product over neighbourhoods, its gradients too, equals XLA's convolution."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(2, size, size, 3)), jnp.float32)
+    kernel = jnp.asarray(rng.normal(size=(3, 3, 3, 5)), jnp.float32)
+
+    def plain(x, kernel):
+        names = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(x, kernel, (2, 2), "SAME", dimension_numbers=names)
+
+    def product(x, kernel):
+        return neighbourhoods(x) @ kernel.reshape(-1, 5)
+
+    def value_and_gradients(f):
+        def loss(x, kernel):
+            y = f(x, kernel)
+            return jnp.sum(jnp.sin(y)), y
+
+        return quick(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(x, kernel)
+
+    expected, result = value_and_gradients(plain), value_and_gradients(product)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(b, a, atol=2e-5), expected, result)
