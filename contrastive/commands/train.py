@@ -100,6 +100,7 @@ class _Run:
     ) -> None:
         self.recipe, self.workdir, self.mesh, self.devices = recipe, workdir, mesh, devices
         self.signals = signals
+        self._evaluation = workdir / "evaluation.json"
         self.terminal = logs.Terminal(recipe.total_steps, stream=stream)
         self.metrics = logs.MetricsFile(workdir / "metrics.jsonl")
         self.checkpoints = checkpoint.Checkpointer(workdir, recipe.checkpoint, self.terminal.say)
@@ -180,6 +181,7 @@ class _Run:
         self, state: TrainState, optimizer: Any, schedule: Any, start: int, stop: int
     ) -> tuple[TrainState, int]:
         recipe = self.recipe
+        self._evaluation.unlink(missing_ok=True)  # what an earlier `evaluate` said of this run
         objective = make_objective(recipe.loss, make_partition(recipe.loss, self.mesh))
         step_fn = make_train_step(
             self.graphdef,
@@ -261,9 +263,8 @@ class _Run:
     def _finish(self, state: TrainState) -> None:
         self.terminal.close()
         model = self._model(state)
-        file = self.workdir / "evaluation.json"
-        if file.exists():
-            results = json.loads(file.read_text())
+        if self._evaluation.exists():
+            results = json.loads(self._evaluation.read_text())
         else:
             self.terminal.say("Evaluating ...")
             results = save_evaluation(self.workdir, model, self.recipe)

@@ -48,6 +48,15 @@ class CsvConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class EmojiConfig:
+    """Which part of the built-in set is trained on."""
+
+    # Set a tenth of the training concepts aside, by base, and evaluate on their pictures only:
+    # to choose settings by, without a look at the test sets.
+    validation: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
     """Where token ids come from."""
 
@@ -155,6 +164,7 @@ class DataConfig:
     captions: CaptionConfig = dataclasses.field(default_factory=CaptionConfig)
     augment: AugmentConfig = dataclasses.field(default_factory=AugmentConfig)
     csv: CsvConfig = dataclasses.field(default_factory=CsvConfig)
+    emoji: EmojiConfig = dataclasses.field(default_factory=EmojiConfig)
     max_bad_share: float = 0.1  # a run does not start if more of its samples are unusable
     memory_mib: int = 1024  # decoded pictures stay in memory if they fit in so much
     threads: int = 2  # that read pictures and prepare batches; 0 = in the caller's thread
@@ -165,6 +175,10 @@ class DataConfig:
             raise ConfigError(
                 f"config.data.source = {self.source!r} has to be 'emoji' or the path of a .csv or "
                 ".tsv file."
+            )
+        if self.source != "emoji" and self.emoji != EmojiConfig():
+            raise ConfigError(
+                f"config.data.emoji has no effect with config.data.source = {self.source!r}."
             )
         least_of = {"image_size": 1, "text_length": 1, "memory_mib": 0, "threads": 0, "prefetch": 0}
         for name, least in least_of.items():
