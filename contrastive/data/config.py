@@ -83,7 +83,6 @@ class CaptionConfig:
     name_and_keywords: float = 0.3  # weight of the caption and some keywords, in random order
     keywords: float = 0.3  # weight of some keywords without the caption
     most_keywords: int = 4  # how many keywords are taken at most; at least one is
-    word_dropout: float = 0.0  # share of the words that are left out; one always stays
     templates: tuple[str, ...] = ()  # for example ("a picture of {}",)
     template_share: float = 0.0  # share of captions that are put into one of the templates
 
@@ -98,12 +97,11 @@ class CaptionConfig:
             raise ConfigError(
                 f"config.data.captions.most_keywords = {self.most_keywords} has to be at least 1."
             )
-        for name in ("template_share", "word_dropout"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(
-                    f"config.data.captions.{name} = {getattr(self, name)} has to lie between 0 "
-                    "and 1."
-                )
+        if not 0 <= self.template_share <= 1:
+            raise ConfigError(
+                f"config.data.captions.template_share = {self.template_share} has to lie between 0 "
+                "and 1."
+            )
         if bool(self.template_share) != bool(self.templates):
             raise ConfigError(
                 "config.data.captions.templates and template_share go together; one of them is not "
