@@ -61,12 +61,23 @@ class TokenizerConfig:
     """Where token ids come from."""
 
     path: str | None = None  # a tokenizer.json; None = learn a vocabulary from the captions
-    vocabulary_size: int = 4096  # entries at most, when learned; 259 are bytes and markers
+    # What is learned. "bpe": pieces down to bytes, so any text has ids. "words": whole words, and
+    # words that no training caption has are one unknown token: better where captions are few, so
+    # that pieces of words say little, and in languages that put spaces between words.
+    kind: Literal["bpe", "words"] = "bpe"
+    vocabulary_size: int = (
+        4096  # entries at most, when learned; of "bpe", 259 are bytes and markers
+    )
     begin_token: str | None = None  # None = the first known one that the vocabulary has, or none
     end_token: str | None = None  # likewise
     pad_token: str | None = None  # likewise, but there has to be one
+    hidden: float = 0.0  # share of a training caption's tokens that become the unknown token
 
     def __post_init__(self) -> None:
+        if not 0 <= self.hidden < 1:
+            raise ConfigError(
+                f"config.data.tokenizer.hidden = {self.hidden} has to be at least 0 and below 1."
+            )
         if self.vocabulary_size < LEAST_VOCABULARY:
             raise ConfigError(
                 f"config.data.tokenizer.vocabulary_size = {self.vocabulary_size} has to be at "
