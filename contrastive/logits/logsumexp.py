@@ -39,7 +39,9 @@ class Task:
     @property
     def extras(self) -> running.Extras:
         """Extra statistics of the negatives."""
-        return ("total", "ties", "sum", "number", "own") if self.statistics else ("total",)
+        if not self.statistics:
+            return ("total",)
+        return ("total", "ties", "sum", "number", *(("own",) if self.paired else ()))
 
     @property
     def column_spec(self) -> PartitionSpec:

@@ -144,7 +144,12 @@ class Layout:
             typed = jax.typeof(x).sharding
             if typed.mesh.shape == mesh.shape and typed.spec == whole:
                 return x
-            return jax.sharding.reshard(x, sharding)
+            moved = jax.sharding.reshard(x, sharding)
+            if isinstance(mesh, Mesh) and not typed.mesh.shape:
+                # From arrays that know of no mesh, jit would compile for their one device:
+                # resharding names axes, and only shard_map names the devices.
+                return self.run(lambda part: part, (whole,), whole, moved)
+            return moved
 
         return jax.tree.map(move, tree)
 

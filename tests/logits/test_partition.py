@@ -130,7 +130,6 @@ def test_axes_default_to_those_of_the_inputs_then_to_all(tools):
 # --- what is moved --------------------------------------------------------------------------------
 
 
-@pytest.mark.slow  # fails for uncut inputs with dense on an Explicit mesh under jit
 @pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
 @pytest.mark.parametrize("kind", KINDS, ids=["explicit", "auto"])
 @pytest.mark.parametrize("exchange", ["dense", "gather", "ring"])
