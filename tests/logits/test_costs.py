@@ -258,21 +258,23 @@ def test_a_million_pairs_on_a_tpu_pod(name, dtype, monkeypatch):
 # --- choosing -------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow  # the estimate for small batches is up to 3.4 times what the compiler reports
-@pytest.mark.parametrize("batch, dim", [(8192, 512), (4096, 64)])
-def test_estimates_are_what_the_compiler_reports(tools, batch, dim):
-    for mesh in (tools.make_mesh("8"), None):
-        _, candidates = LogitPartition.choose(
-            batch, dim, mesh=mesh, bytes_limit=2**40, dtype=jnp.float32
-        )
-        for row in candidates:
-            for name in ("clip", "sigmoid"):
-                used = temp(LOSSES[name], row.partition, batch, dim)
-                assert 0.35 * row.bytes <= used <= 1.1 * row.bytes, (name, str(row))
-            count = tools.product_flops(step(clip_loss, row.partition), *shapes(mesh, batch, dim))
-            if row.partition.exchange == "dense" and mesh is not None:
-                count //= mesh.size
-            assert count == pytest.approx(row.flops, rel=0.05)
+@pytest.mark.parametrize("mesh, batch, dim", [
+    ("1", 1024, 512), ("1", 4096, 64), ("1", 8192, 512),
+    ("2", 1024, 512), ("2", 4096, 64),
+    ("8", 1024, 512), ("8", 4096, 64), ("8", 8192, 512),
+])  # fmt: skip
+def test_estimates_are_what_the_compiler_reports(tools, mesh, batch, dim):
+    mesh = None if mesh == "1" else tools.make_mesh(mesh)
+    limits = {"bytes_limit": 2**40, "dtype": jnp.float32}
+    _, candidates = LogitPartition.choose(batch, dim, mesh=mesh, **limits)
+    for row in candidates:
+        for name in ("clip", "sigmoid"):
+            used = temp(LOSSES[name], row.partition, batch, dim)
+            assert row.bytes / 1.5 <= used <= 1.6 * row.bytes, (name, used / row.bytes, str(row))
+        count = tools.product_flops(step(clip_loss, row.partition), *shapes(mesh, batch, dim))
+        if row.partition.exchange == "dense" and mesh is not None:
+            count //= mesh.size
+        assert count == pytest.approx(row.flops, rel=0.05)
 
 
 def test_choose_takes_the_fewest_operations_that_fit(tools):
