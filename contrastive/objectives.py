@@ -19,6 +19,7 @@ from contrastive import losses
 from contrastive.errors import ConfigError
 from contrastive.geometry import normalize
 from contrastive.logits import LogitPartition, RowStatistics
+from contrastive.mesh import BATCH_AXES, batch_parts
 from contrastive.temperature import initial_bias, initial_log_scale
 from contrastive.towers import TwoTower
 
@@ -78,10 +79,10 @@ def make_partition(config: LossConfig, mesh: jax.sharding.Mesh) -> LogitPartitio
     """How the logits are cut; None lets the loss read it from the inputs' types."""
     if config.exchange is None:
         return None
-    axes = tuple(name for name in mesh.axis_names if mesh.shape[name] > 1)
+    cut = batch_parts(mesh) > 1
     return LogitPartition(
-        mesh=mesh if axes else None,
-        axes=axes or None,
+        mesh=mesh if cut else None,
+        axes=BATCH_AXES if cut else None,
         exchange=config.exchange,
         block_rows=config.block_rows,
         block_cols=config.block_cols,

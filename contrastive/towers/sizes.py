@@ -7,11 +7,15 @@ tower of Zhai et al. 2022 with the So400m text tower, as SigLIP 2 does for its l
 """
 
 import dataclasses
+from collections.abc import Mapping
+from typing import TypeVar
 
 from contrastive.errors import ConfigError
 from contrastive.towers.text import TextTransformerConfig
 from contrastive.towers.two_tower import TwoTowerConfig
 from contrastive.towers.vit import VisionTransformerConfig
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,7 +104,7 @@ CLIP = {
     "H/14": _clip("H", 14, "text-1024", 1024, 986.11, openai=False),
     "g/14": _clip("g", 14, "text-1024", 1024, 1366.68, openai=False),
 }
-"""Softmax models by image tower."""
+"""Softmax models, by image tower."""
 
 SIGLIP = {
     "B/16": _siglip("B", 16, "B", 203.16),
@@ -108,10 +112,10 @@ SIGLIP = {
     "So400m/14": _siglip("So400m", 14, "So400m", 877.36, text_length=16),
     "g/14": _siglip("g", 14, "So400m", None, text_length=64),
 }
-"""Sigmoid models by image tower."""
+"""Sigmoid models, by image tower."""
 
 
-def published(family: dict[str, Published], name: str) -> Published:
+def published(family: Mapping[str, T], name: str) -> T:
     """The entry called ``name``.
 
     Raises:

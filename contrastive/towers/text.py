@@ -1,8 +1,8 @@
 """Transformer text tower: token and position embeddings, blocks, a final norm, pooling, projection.
 
 With ``causal=True, pooling="last", activation="quick_gelu", init="clip"`` it is CLIP's text tower
-(Radford et al. 2021); with ``padding="read", pooling="last", init="siglip"`` it is SigLIP's (Zhai et
-al. 2023); with ``causal=False, pooling="cls"`` or ``"mean"`` an encoder in the manner of BERT,
+(Radford et al. 2021); with ``padding="read", pooling="last", init="siglip"`` it is SigLIP's (Zhai
+et al. 2023); with ``causal=False, pooling="cls"`` or ``"mean"`` an encoder in the manner of BERT,
 pre-norm.
 """
 
@@ -30,7 +30,9 @@ class TextTransformerConfig(TransformerConfig):
     length: int = 0  # rows of the position table; 0: the text length of the data
     causal: bool = False  # each token sees only those before it
     pooling: Pooling = "mean"  # over the tokens that are not padding; last: the end-of-text token
-    padding: Literal["masked", "read"] = "masked"  # read: padding is a token like any other (SigLIP)
+    padding: Literal["masked", "read"] = (
+        "masked"  # read: padding is a token like any other (SigLIP)
+    )
 
     path: ClassVar[str] = "config.model.text"
 
