@@ -92,6 +92,34 @@ def make_parser() -> argparse.ArgumentParser:
     )
     train.set_defaults(run=_train, parser=train)
 
+    plan = commands.add_parser(
+        "plan",
+        help="compile the train step for a TPU pod or GPU cluster: memory, traffic, time",
+        allow_abbrev=False,
+    )
+    plan.add_argument(
+        "--config",
+        required=True,
+        help="a recipe, FILE.py or FILE.py:ARGUMENT; --config.KEY=VALUE changes a key",
+    )
+    plan.add_argument(
+        "--topology",
+        required=True,
+        help="the machine: v5e:16x16, v5p:8x8x8, v5e:16x16*2 (two slices), h100:8x8, cpu:8",
+    )
+    plan.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of a table"
+    )
+    plan.add_argument(
+        "--search",
+        nargs="?",
+        type=int,
+        const=9,
+        metavar="N",
+        help="try up to N (9) meshes, rematerialisation policies and microbatches",
+    )
+    plan.set_defaults(run=_plan, parser=plan)
+
     evaluate = commands.add_parser(
         "evaluate", help="evaluate a trained model again", allow_abbrev=False
     )
@@ -145,6 +173,20 @@ def _train(options: argparse.Namespace) -> int:
 
     recipe = load_recipe(options.config, options.overrides)
     return train(recipe, options.workdir, new=options.new, devices=jax.devices())
+
+
+def _plan(options: argparse.Namespace) -> int:
+    os.environ["JAX_PLATFORMS"] = "cpu"  # what is planned for is not here
+
+    from contrastive.commands.plan import plan
+
+    return plan(
+        options.config,
+        options.overrides,
+        options.topology,
+        as_json=options.json,
+        search=options.search,
+    )
 
 
 def _evaluate(options: argparse.Namespace) -> int:

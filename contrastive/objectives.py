@@ -24,6 +24,7 @@ from contrastive.temperature import initial_bias, initial_log_scale
 from contrastive.towers import TwoTower
 
 Batch = dict[str, jax.Array]
+LOSS_SCOPE = "contrastive_loss"
 Objective = Callable[[TwoTower, Batch, jax.Array], tuple[Array, dict[str, Array]]]
 
 
@@ -105,18 +106,30 @@ def make_objective(config: LossConfig, partition: LogitPartition | None = None) 
         if config.name == "siglip":
             assert model.bias is not None
             bias = model.bias[...]
-            loss, stats = losses.sigmoid_loss(images, texts, scale, bias, ids=ids, **common)
+            loss, stats = _in_scope(losses.sigmoid_loss)(
+                images, texts, scale, bias, ids=ids, **common
+            )
             metrics["bias"] = bias
         elif config.name == "clip":
             bias = jnp.zeros(())
-            loss, stats = losses.clip_loss(images, texts, scale, ids=ids, **common)
+            loss, stats = _in_scope(losses.clip_loss)(images, texts, scale, ids=ids, **common)
         else:
             bias = jnp.zeros(())
-            loss, stats = losses.info_nce(images, texts, scale, key_ids=ids, **common)
+            loss, stats = _in_scope(losses.info_nce)(images, texts, scale, key_ids=ids, **common)
         assert isinstance(stats, RowStatistics)
         return loss, metrics | _watch(stats, scale, bias)
 
     return objective
+
+
+def _in_scope(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """``loss`` under the name by which profiles and plans find its part of the program."""
+
+    def named(*args: Any, **options: Any) -> Any:
+        with jax.named_scope(LOSS_SCOPE):
+            return loss(*args, **options)
+
+    return named
 
 
 def _watch(stats: RowStatistics, scale: Array, bias: Array) -> dict[str, Array]:

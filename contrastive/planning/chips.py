@@ -78,10 +78,11 @@ CHIPS = {
             exact_flops=918e12 / 6,
         ),
         # NVIDIA's data sheets, SXM form: NVLink 900 GB/s in both directions, one 400 Gbit/s
-        # adapter a GPU; XLA takes 75 % of the memory unless told otherwise, here 92 %.
+        # adapter a GPU. JAX gives a program 75 % of the memory that the driver reports, unless
+        # XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.
         Chip(
             name="h100",
-            capacity_bytes=int(0.92 * 80e9),
+            capacity_bytes=int(0.75 * 81_559 * (1 << 20)),
             flops=989e12,
             memory_bandwidth=3350e9,
             link_bandwidth=450e9,
@@ -91,7 +92,7 @@ CHIPS = {
         ),
         Chip(
             name="h200",
-            capacity_bytes=int(0.92 * 141e9),
+            capacity_bytes=int(0.75 * 143_771 * (1 << 20)),
             flops=989e12,
             memory_bandwidth=4800e9,
             link_bandwidth=450e9,

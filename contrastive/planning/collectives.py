@@ -1,14 +1,14 @@
 """The collectives of a compiled program: how many, how large, and over which axes of the mesh."""
 
 import dataclasses
-import itertools
 import math
 import re
 from collections.abc import Mapping
 
 import numpy as np
 
-from contrastive.planning.hlo import Buffer, Instruction, Module
+from contrastive.objectives import LOSS_SCOPE
+from contrastive.planning.hlo import Instruction, Module
 
 KINDS = (
     "all-reduce",
@@ -46,32 +46,36 @@ def collectives(module: Module, mesh: Mapping[str, int]) -> list[Collective]:
     """
     found: dict[tuple, list[int]] = {}
     for _, instruction, times in module.executed():
-        kind = instruction.opcode.removesuffix("-start")
-        inner = module.computations.get(instruction.called("calls") or "", {})
-        scatters = False
-        if instruction.opcode == "fusion":
-            wrapped = [one for one in inner.values() if one.opcode in KINDS]
-            if not wrapped:
-                continue
-            scatters = "scatter" in instruction.name or "scatter" in (
-                instruction.called("calls") or ""
-            )
-            whole, instruction = instruction, wrapped[0]
-            kind = "reduce-scatter" if scatters else instruction.opcode
-            del whole
-        if kind not in KINDS:
+        kind, exchange = _exchange(module, instruction)
+        if exchange is None:
             continue
-        axes, group = axes_of(instruction, mesh)
+        axes, group = axes_of(exchange, mesh)
         if group < 2:
             continue
-        payload = _payload(kind, instruction, group)
-        loss = "shard_map" in instruction.op_name
-        entry = found.setdefault((kind, axes, group, loss), [0, 0, 0])
+        payload = _payload(kind, exchange, group)
+        entry = found.setdefault((kind, axes, group, LOSS_SCOPE in exchange.op_name), [0, 0, 0])
         entry[0] += times
         entry[1] += times * payload
         entry[2] += times * _sent(kind, payload, group)
     rows = [Collective(*key, *values) for key, values in found.items()]
     return sorted(rows, key=lambda row: -row.sent_bytes)
+
+
+def _exchange(module: Module, instruction: Instruction) -> tuple[str, Instruction | None]:
+    """The collective that an instruction is or wraps. A TPU's fusion of an all-reduce with the
+    slicing that follows is a reduce-scatter."""
+    kind = instruction.opcode.removesuffix("-start")
+    if kind in KINDS:
+        return kind, instruction
+    if instruction.opcode != "fusion":
+        return kind, None
+    called = instruction.called("calls") or ""
+    inner = module.computations.get(called, {}).values()
+    wrapped = next((one for one in inner if one.opcode.removesuffix("-start") in KINDS), None)
+    if wrapped is None:
+        return kind, None
+    scatters = "scatter" in instruction.name or "scatter" in called
+    return "reduce-scatter" if scatters else wrapped.opcode.removesuffix("-start"), wrapped
 
 
 def _payload(kind: str, instruction: Instruction, group: int) -> int:
@@ -81,12 +85,8 @@ def _payload(kind: str, instruction: Instruction, group: int) -> int:
             results = results[:1]
         elif kind in ("all-gather", "reduce-scatter"):
             results = results[len(results) // 2 :]
-    size = sum(_kept(b) for b in results)
+    size = sum(buffer.bytes for buffer in results)
     return size * group if instruction.opcode.startswith("reduce-scatter") else size
-
-
-def _kept(buffer: Buffer) -> int:
-    return buffer.bytes
 
 
 def _sent(kind: str, payload: int, group: int) -> int:
@@ -144,17 +144,3 @@ def _over(sizes: dict[str, int], names: list[str]) -> list[list[int]]:
     outer = [i for i in range(len(axes)) if i not in inner]
     ids = ids.transpose((*outer, *inner))
     return ids.reshape(-1, math.prod(sizes[axes[i]] for i in inner)).tolist()
-
-
-def total(rows: list[Collective], axes: tuple[str, ...] | None = None) -> int:
-    """Bytes that each device sends, over all rows or over those along these axes."""
-    return sum(row.sent_bytes for row in rows if axes is None or row.axes == axes)
-
-
-def by_axes(rows: list[Collective]) -> dict[tuple[str, ...], int]:
-    """Bytes that each device sends along each set of axes."""
-    ordered = sorted(rows, key=lambda row: row.axes)
-    return {
-        axes: sum(row.sent_bytes for row in group)
-        for axes, group in itertools.groupby(ordered, key=lambda row: row.axes)
-    }
