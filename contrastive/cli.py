@@ -3,6 +3,8 @@
 import argparse
 import difflib
 import errno
+import importlib.metadata
+import importlib.util
 import json
 import logging
 import os
@@ -22,6 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options.overrides = _overrides(options, rest)
         _calm()
+        _without_absent_tpus()
         return options.run(options)
     except UserError as error:
         if debug:
@@ -50,6 +53,22 @@ def _calm() -> None:
     """Libraries' progress notes and deprecations are not for the person who trains."""
     logging.getLogger("absl").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=DeprecationWarning)
+
+
+def _without_absent_tpus() -> None:
+    """Where the TPU compiler is installed (for plans) and no accelerator is, JAX would load it,
+    ask the cloud where it is, complain, and refuse to be started twice."""
+    if "JAX_PLATFORMS" in os.environ or importlib.util.find_spec("libtpu") is None:
+        return
+    others = importlib.metadata.entry_points(group="jax_plugins")
+    if others or importlib.util.find_spec("jax_plugins") is not None or _tpu_is_here():
+        return
+    os.environ["JAX_PLATFORMS"] = "cpu"
+
+
+def _tpu_is_here(root: pathlib.Path = pathlib.Path("/")) -> bool:
+    """Whether a TPU's device file is there, as drivers name them."""
+    return any(root.glob("dev/accel*")) or any(root.glob("dev/vfio/[0-9]*"))
 
 
 def _overrides(options: argparse.Namespace, rest: list[str]) -> list[str]:
