@@ -11,20 +11,19 @@ import jax
 from flax import nnx
 
 from contrastive import mesh as mesh_lib
+from contrastive.assembly import Program, make_program
 from contrastive.commands import workdir as workdir_lib
 from contrastive.commands.evaluate import save_evaluation
-from contrastive.data.pipeline import BatchLoader, open_source
+from contrastive.data.pipeline import open_batches, open_source
 from contrastive.data.tokenizer import Tokenizer, load_tokenizer
 from contrastive.evaluation.suite import evaluate, format_table
 from contrastive.inference import Model, build_towers
-from contrastive.objectives import make_objective, make_partition, scale_limit
+from contrastive.objectives import scale_limit
 from contrastive.recipe import Recipe, check_resumable, read_recipe, write_recipe
 from contrastive.reporting import write_report
 from contrastive.temperature import project_log_scale
 from contrastive.training import checkpoint, logs, loop
-from contrastive.training.optimizer import make_optimizer, make_schedule
 from contrastive.training.state import TrainState, init_state
-from contrastive.training.step import make_train_step
 
 
 def train(
@@ -105,7 +104,7 @@ class _Run:
         self.metrics = logs.MetricsFile(workdir / "metrics.jsonl")
         self.checkpoints = checkpoint.Checkpointer(workdir, recipe.checkpoint, self.terminal.say)
         self.tensorboard: logs.TensorBoard | None = None
-        self.loader: BatchLoader | None = None
+        self.loader: Any = None  # the batches: BatchLoader or SyntheticLoader
 
     def close(self) -> None:
         self.terminal.close()
@@ -119,7 +118,7 @@ class _Run:
     def execute(self) -> int:
         recipe = self.recipe
         self.tokenizer = self._tokenizer()
-        self.loader = BatchLoader(
+        self.loader = open_batches(
             self.source,
             recipe.data,
             self.tokenizer,
@@ -127,19 +126,18 @@ class _Run:
             seed=recipe.seed,
             error_log=self.workdir / "data_errors.jsonl",
         )
-        schedule = make_schedule(recipe.optimizer, recipe.total_steps)
-        optimizer = make_optimizer(recipe.optimizer, schedule, max_scale=scale_limit(recipe.loss))
+        program = make_program(recipe, self.mesh)
         self.graphdef, state = init_state(
             lambda rngs: build_towers(recipe, self.tokenizer, rngs=rngs),
-            optimizer,
+            program.optimizer,
             self.mesh,
             recipe.seed,
-            average=recipe.average_decay is not None,
+            average=program.averages,
         )
         state, start = self._restore(state)
         stop = recipe.stop_at or recipe.total_steps
         if start < stop:
-            state, step = self._train(state, optimizer, schedule, start, stop)
+            state, step = self._train(state, program, start, stop)
         else:
             step = start
         self.checkpoints.wait()
@@ -178,18 +176,11 @@ class _Run:
         return dataclasses.replace(state, parameters=parameters)
 
     def _train(
-        self, state: TrainState, optimizer: Any, schedule: Any, start: int, stop: int
+        self, state: TrainState, program: Program, start: int, stop: int
     ) -> tuple[TrainState, int]:
         recipe = self.recipe
         self._evaluation.unlink(missing_ok=True)  # what an earlier `evaluate` said of this run
-        objective = make_objective(recipe.loss, make_partition(recipe.loss, self.mesh))
-        step_fn = make_train_step(
-            self.graphdef,
-            objective,
-            optimizer,
-            seed=recipe.seed,
-            average_decay=recipe.average_decay,
-        )
+        step_fn = program.step(self.graphdef)
         hooks = loop.Hooks(
             log=self._log,
             log_every=recipe.log.every,
@@ -213,7 +204,7 @@ class _Run:
                     state,
                     self.loader,
                     mesh_lib.batch_sharding(self.mesh),
-                    schedule,
+                    program.schedule,
                     hooks,
                     start=start,
                     stop=stop,

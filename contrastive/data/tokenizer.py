@@ -24,7 +24,8 @@ _BEGIN = ("<|begin|>", "<|startoftext|>", "[CLS]", "<s>", "<bos>")
 _END = ("<|end|>", "<|endoftext|>", "[SEP]", "</s>", "<eos>")
 _PAD = ("<|pad|>", "[PAD]", "<pad>")
 _UNKNOWN = ("<|unknown|>", "[UNK]", "<unk>")
-_SPECIAL = (_PAD[0], _BEGIN[0], _END[0])
+MARKERS = (_PAD[0], _BEGIN[0], _END[0])
+"""The markers of a vocabulary that is made here, with ids 0, 1 and 2."""
 
 
 class Encoded(NamedTuple):
@@ -153,7 +154,7 @@ def _bpe(config: TokenizerConfig) -> tuple[tokenizers.Tokenizer, trainers.BpeTra
     return backend, trainers.BpeTrainer(
         vocab_size=config.vocabulary_size,
         min_frequency=2,
-        special_tokens=list(_SPECIAL),
+        special_tokens=list(MARKERS),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -165,7 +166,7 @@ def _words(config: TokenizerConfig) -> tuple[tokenizers.Tokenizer, trainers.Word
     backend.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
     return backend, trainers.WordLevelTrainer(
         vocab_size=config.vocabulary_size,
-        special_tokens=[*_SPECIAL, _UNKNOWN[0]],
+        special_tokens=[*MARKERS, _UNKNOWN[0]],
         show_progress=False,
     )
 
@@ -207,7 +208,8 @@ def load_tokenizer(
     """The tokenizer of a run.
 
     The ``tokenizer.json`` of the workdir if there is one, else the file that the config names, else
-    one learned from the captions of ``source``. What was not yet there is saved in the workdir.
+    one learned from the captions of ``source`` (for synthetic data: one made up). What was not yet
+    there is saved in the workdir.
 
     Raises:
       DataError: There is none and no source to learn from, or a file is damaged.
@@ -219,6 +221,10 @@ def load_tokenizer(
     if settings.path is not None:
         path = pathlib.Path(settings.path).expanduser()
         tokenizer = read_tokenizer(path, length=config.text_length, config=settings)
+    elif config.source == "synthetic":
+        from contrastive.data.synthetic import synthetic_tokenizer
+
+        tokenizer = synthetic_tokenizer(config)
     elif source is not None:
         tokenizer = train_tokenizer(texts(source), length=config.text_length, config=settings)
     else:
