@@ -5,6 +5,7 @@ ones that do not are named with the reason. Nothing is ever restarted from zero 
 """
 
 import dataclasses
+import json
 import logging
 import pathlib
 import re
@@ -16,6 +17,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from contrastive.errors import CheckpointError, ConfigError
+from contrastive.processes import Processes
 
 Notify = Callable[[str], None]
 
@@ -52,10 +54,18 @@ class Checkpointer:
       workdir: The run's folder.
       config: Cadence and retention.
       notify: Receives a sentence about every checkpoint that had to be skipped.
+      processes: Those that train together; all call every method.
     """
 
-    def __init__(self, workdir: pathlib.Path, config: CheckpointConfig, notify: Notify) -> None:
+    def __init__(
+        self,
+        workdir: pathlib.Path,
+        config: CheckpointConfig,
+        notify: Notify,
+        processes: Processes | None = None,
+    ) -> None:
         _quiet()
+        self._processes = processes or Processes()
         self._folder = workdir.resolve() / "checkpoints"
         self._config = config
         self._notify = notify
@@ -78,18 +88,23 @@ class Checkpointer:
         Raises:
           CheckpointError: There are checkpoints and none can be read.
         """
-        steps = list_steps(self._folder)
+        steps = self._listed()
         skipped = []
         for step in reversed(steps):
+            restored, reason = None, ""
             try:
                 restored = _read(self._folder / str(step), target)
             except Exception as error:  # any damage: the reason is reported and the next is tried
-                reason = f"checkpoint {step} is damaged ({_first_line(error)})"
-                self._notify(f"Skipping {reason}.")
+                reason = _first_line(error) or "unknown"
+            reasons = self._processes.gather(reason, f"reading checkpoint {step}")
+            reason = next((r for r in reasons if r), "")
+            if restored is None or reason:
+                self._notify(f"Skipping checkpoint {step}: it is damaged ({reason}).")
                 skipped.append(step)
                 continue
-            for bad in skipped:  # out of the way, so that its step can be written again
-                _set_aside(self._folder / str(bad))
+            self._processes.first_alone(
+                lambda: self._set_aside(skipped), "setting damaged checkpoints aside"
+            )
             return Restored(step, restored["state"], restored["position"])
         if steps:
             raise CheckpointError(
@@ -97,6 +112,16 @@ class Checkpointer:
                 "changed. Move the folder away to start from step 0."
             )
         return None
+
+    def _listed(self) -> list[int]:
+        """The steps that process 0 sees."""
+        mine = json.dumps(list_steps(self._folder) if self._processes.first else [])
+        return json.loads(self._processes.gather(mine, "listing the checkpoints")[0])
+
+    def _set_aside(self, steps: list[int]) -> None:
+        """Out of the way, so that a step can be written again."""
+        for step in steps:
+            _set_aside(self._folder / str(step))
 
     def save(self, step: int, state: Any, position: dict[str, Any]) -> None:
         """Starts writing in the background; an error of the write before surfaces here."""
