@@ -61,6 +61,7 @@ class Recipe:
     model: TwoTowerConfig = dataclasses.field(default_factory=TwoTowerConfig)
     loss: LossConfig = dataclasses.field(default_factory=LossConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    init_from: str | None = None  # folder of an earlier run whose parameters this one starts with
     average_decay: float | None = None  # moving average of the parameters, used by evaluation
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
@@ -78,6 +79,12 @@ class Recipe:
             raise ConfigError(
                 f"config.stop_at = {self.stop_at} has to lie between 1 and config.total_steps = "
                 f"{self.total_steps}."
+            )
+        best = self.checkpoint.best
+        if best is not None and best.startswith("evaluation/") and not self.eval.every:
+            raise ConfigError(
+                f"config.checkpoint.best = {best!r} needs evaluations during the run; "
+                "config.eval.every is 0."
             )
         if self.average_decay is not None and not 0 < self.average_decay < 1:
             raise ConfigError("config.average_decay has to lie between 0 and 1, or be None.")

@@ -39,6 +39,7 @@ from contrastive.training.optimizer import (
 from contrastive.training.profiler import Profiler
 from contrastive.training.state import TrainState, init_state
 from contrastive.training.step import make_train_step
+from contrastive.training.warm_start import take_tokenizer, warm_start
 from contrastive.training.watchdog import Watchdog
 
 
@@ -133,6 +134,7 @@ class _Run:
         self.processes, self.signals, self.watchdog = processes, signals, watchdog
         self.stop_flag = SharedFlag(processes, mesh.devices)
         self.profiler = Profiler(workdir, recipe.train.profiled(), processes)
+        self.newest_step, self.newest = 0, {}  # what was measured at the last step that was logged
         self.stopped_by = 0  # the signal that ended the run, in whichever process it arrived
         self.terminal = logs.Terminal(recipe.total_steps, stream=stream)
         self.metrics = logs.MetricsFile(workdir / "metrics.jsonl") if processes.first else None
@@ -209,6 +211,8 @@ class _Run:
         )
 
     def _tokenizer(self) -> Tokenizer:
+        if self.recipe.init_from is not None and self.processes.first:
+            take_tokenizer(pathlib.Path(self.recipe.init_from), self.workdir)
         self.source = open_source(self.recipe.data, "train")
         return load_tokenizer(self.recipe.data, self.source, self.workdir)
 
@@ -222,6 +226,9 @@ class _Run:
             state = self._project(restored.state)
             self.terminal.resume(restored.step)
             self.terminal.say(f"Resuming {self.workdir} at step {restored.step}.")
+        elif self.recipe.init_from is not None:
+            source = pathlib.Path(self.recipe.init_from)
+            state = self._project(warm_start(state, source, self.workdir, self.terminal.say))
         start = 0 if restored is None else restored.step
         self.processes.compare({"step to start from": str(start)})
         if self.recipe.log.tensorboard and self.processes.first:
@@ -303,6 +310,7 @@ class _Run:
         return self.stopped_by > 0
 
     def _log(self, step: int, metrics: dict[str, float]) -> None:
+        self._measured(step, metrics)
         if self.metrics is not None:
             self.metrics.write(step, metrics)
         if self.tensorboard is not None:
@@ -311,11 +319,19 @@ class _Run:
 
     def _save(self, step: int, state: TrainState, data: dict[str, Any]) -> None:
         offset = 0 if self.metrics is None else self.metrics.offset()  # process 0 writes both
-        self.checkpoints.save(step, state, {"data": data, "metrics": offset})
+        position = {"data": data, "metrics": offset}
+        measured = self.newest if self.newest_step == step else {}
+        self.checkpoints.save(step, state, position, measured)
+
+    def _measured(self, step: int, metrics: dict[str, float]) -> None:
+        if step != self.newest_step:
+            self.newest_step, self.newest = step, {}
+        self.newest |= metrics
 
     def _evaluate_quickly(self, step: int, state: TrainState) -> None:
         results = evaluate(self._model(state), self.recipe, quick=True)
-        metrics = {f"evaluation/{name}": value for name, value in results.items()}
+        metrics = {f"evaluation/{name}": float(value) for name, value in results.items()}
+        self._measured(step, metrics)
         if self.metrics is not None:
             self.metrics.write(step, metrics)
         if self.tensorboard is not None:

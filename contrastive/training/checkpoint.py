@@ -10,11 +10,12 @@ import logging
 import pathlib
 import re
 import shutil
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import jax
 import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers as policies
 
 from contrastive.errors import CheckpointError, ConfigError
 from contrastive.processes import Processes
@@ -28,10 +29,45 @@ class CheckpointConfig:
 
     every: int = 200  # steps between checkpoints; 0 = only at the end and when told to stop
     keep: int = 2  # the newest so many are kept
+    keep_every: int = 0  # those of every so many steps are kept for good; 0: none
+    # Also keep the best by this number: of a training step ("loss") or of a quick evaluation
+    # ("evaluation/SET/TASK/METRIC")
+    best: str | None = None
+    best_mode: Literal["max", "min"] = "max"  # which values of it are better
+    keep_best: int = 1  # how many of the best are kept
 
     def __post_init__(self) -> None:
-        if self.every < 0 or self.keep < 1:
-            raise ConfigError("config.checkpoint: every has to be >= 0 and keep >= 1.")
+        if self.every < 0 or self.keep < 1 or self.keep_every < 0 or self.keep_best < 1:
+            raise ConfigError(
+                "config.checkpoint: every and keep_every have to be >= 0, keep and keep_best >= 1."
+            )
+        if self.keep_every and (not self.every or self.keep_every % self.every):
+            raise ConfigError(
+                f"config.checkpoint.keep_every = {self.keep_every} has to be a multiple of "
+                f"config.checkpoint.every = {self.every}: no others are written."
+            )
+        if self.best is None and (self.best_mode != "max" or self.keep_best != 1):
+            raise ConfigError(
+                "config.checkpoint.best_mode and keep_best say which checkpoints are the best by "
+                "config.checkpoint.best, which is not set."
+            )
+
+    def preservation(self) -> Any:
+        """Which checkpoints stay, as Orbax wants it."""
+        kept: list[Any] = [policies.LatestN(self.keep)]
+        if self.keep_every:
+            kept.append(policies.EveryNSteps(self.keep_every))
+        if self.best is not None:
+            name = self.best
+            kept.append(
+                policies.BestN(
+                    get_metric_fn=lambda metrics: metrics[name],
+                    reverse=self.best_mode == "min",
+                    n=self.keep_best,
+                    keep_checkpoints_without_metrics=False,
+                )
+            )
+        return policies.AnyPreservationPolicy(kept)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +110,9 @@ class Checkpointer:
     def _open(self) -> ocp.CheckpointManager:
         if self._manager is None:
             options = ocp.CheckpointManagerOptions(
-                max_to_keep=self._config.keep, create=True, cleanup_tmp_directories=True
+                preservation_policy=self._config.preservation(),
+                create=True,
+                cleanup_tmp_directories=True,
             )
             self._manager = ocp.CheckpointManager(self._folder, options=options)
         return self._manager
@@ -123,9 +161,28 @@ class Checkpointer:
         for step in steps:
             _set_aside(self._folder / str(step))
 
-    def save(self, step: int, state: Any, position: dict[str, Any]) -> None:
-        """Starts writing in the background; an error of the write before surfaces here."""
+    def save(
+        self,
+        step: int,
+        state: Any,
+        position: dict[str, Any],
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """Starts writing in the background; an error of the write before surfaces here.
+
+        Args:
+          step: Names the checkpoint.
+          state: What is saved, cut over the devices as it is.
+          position: Of the data and of the logs; JSON.
+          metrics: What was measured at this step; without ``config.best`` among it, the checkpoint
+            is not one of the best.
+
+        Raises:
+          CheckpointError: This or the write before failed.
+          ConfigError: ``config.best`` is not among numbers of its kind.
+        """
         manager = self._open()
+        judged = self._judged(metrics or {})
         try:
             manager.check_for_errors()
             manager.save(
@@ -133,12 +190,27 @@ class Checkpointer:
                 args=ocp.args.Composite(
                     state=ocp.args.StandardSave(state), position=ocp.args.JsonSave(position)
                 ),
+                metrics=judged,
                 force=True,
             )
         except Exception as error:
             raise CheckpointError(
                 f"writing checkpoint {step} to {self._folder} failed ({_first_line(error)})."
             ) from error
+
+    def _judged(self, metrics: Mapping[str, float]) -> dict[str, float] | None:
+        name = self._config.best
+        if name is None:
+            return None
+        if name in metrics:
+            return {name: metrics[name]}
+        evaluated = name.startswith("evaluation/")
+        known = [m for m in sorted(metrics) if m.startswith("evaluation/") == evaluated]
+        if known:
+            raise ConfigError(
+                f"config.checkpoint.best = {name!r} is not measured; known are {', '.join(known)}."
+            )
+        return None
 
     def wait(self) -> None:
         """Blocks until everything is on disk.
