@@ -66,8 +66,8 @@ def install():
                 file.write(json.dumps([self.step, batch["example"].tolist()]) + "\n")
         return strike_at_batch(self.step, batch)
 
-    def faulty_save(self, step, state, position):
-        save(self, step, state, position)
+    def faulty_save(self, step, *rest):
+        save(self, step, *rest)
         if due("kill during save", step):
             os.kill(os.getpid(), signal.SIGKILL)
         if due("terminate during save", step):

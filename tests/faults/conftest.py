@@ -27,13 +27,12 @@ def pytest_terminal_summary(terminalreporter):
 class Run:
     """A run in a workdir: starts processes of it and reads what they leave."""
 
-    def __init__(self, folder, config, **settings):
+    def __init__(self, folder, config, cache):
         self.workdir = folder / "run"
         self.ids_folder = folder / "ids"
         self.ids_folder.mkdir()
         self.recipe = folder / "recipe.py"
-        self.settings = settings
-        self.folder = folder
+        self.cache = cache
         self.recipe.write_text(
             "from ml_collections import ConfigDict\ndef get_config():\n"
             f"    return ConfigDict({config.to_dict()!r})\n"
@@ -49,6 +48,9 @@ class Run:
                 "FAULTS": json.dumps(plan),
                 "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
                 "JAX_PLATFORMS": "cpu",
+                "JAX_COMPILATION_CACHE_DIR": str(self.cache),  # most of a start is compilation
+                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+                "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
             }
             | dict(environment),
             stdout=subprocess.PIPE,
@@ -140,8 +142,10 @@ def free_port():
 
 @pytest.fixture(scope="session")
 def new_run(tmp_path_factory):
+    cache = tmp_path_factory.mktemp("compiled")
+
     def make(config):
-        return Run(tmp_path_factory.mktemp("run"), config)
+        return Run(tmp_path_factory.mktemp("run"), config, cache)
 
     return make
 
