@@ -24,7 +24,7 @@ from typing import Any, NoReturn, TypeVar
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from contrastive.errors import ConfigError, UserError
 
@@ -502,16 +502,11 @@ class SharedFlag:
     done: the hosts agree without waiting for each other.
     """
 
-    def __init__(self, processes: Processes, devices: Any) -> None:
+    def __init__(self, processes: Processes, mesh: Mesh) -> None:
         self._alone = processes.count == 1
-        if self._alone:
-            return
-        mesh = Mesh(np.array(devices).reshape(-1), ("all",), axis_types=(AxisType.Auto,))
-        self._rows = NamedSharding(mesh, PartitionSpec("all"))
+        self._rows = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
         self._local = sum(d.process_index == processes.index for d in mesh.devices.flat)
-        self._largest = jax.jit(
-            lambda x: x.max(), out_shardings=NamedSharding(mesh, PartitionSpec())
-        )
+        self._largest = jax.jit(lambda x: x.max())
         self._before: jax.Array | None = None
 
     def read(self, value: int) -> int:

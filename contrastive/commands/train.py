@@ -132,7 +132,7 @@ class _Run:
     ) -> None:
         self.recipe, self.workdir, self.mesh, self.devices = recipe, workdir, mesh, devices
         self.processes, self.signals, self.watchdog = processes, signals, watchdog
-        self.stop_flag = SharedFlag(processes, mesh.devices)
+        self.stop_flag = SharedFlag(processes, mesh)
         self.profiler = Profiler(workdir, recipe.train.profiled(), processes)
         self.newest_step, self.newest = 0, {}  # what was measured at the last step that was logged
         self.stopped_by = 0  # the signal that ended the run, in whichever process it arrived

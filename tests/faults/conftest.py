@@ -48,7 +48,10 @@ class Run:
                 "FAULTS": json.dumps(plan),
                 "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
                 "JAX_PLATFORMS": "cpu",
-                "JAX_COMPILATION_CACHE_DIR": str(self.cache),  # most of a start is compilation
+                # Most of a start is compilation, of XLA programs and of Python files.
+                "JAX_COMPILATION_CACHE_DIR": str(self.cache / "xla"),
+                "PYTHONPYCACHEPREFIX": str(self.cache / "python"),
+                "PYTHONDONTWRITEBYTECODE": "",
                 "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
                 "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
             }
