@@ -3,6 +3,8 @@
 import argparse
 import difflib
 import errno
+import importlib.metadata
+import importlib.util
 import io
 import json
 import logging
@@ -28,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options.overrides = _overrides(options, rest)
         _calm()
+        _without_absent_tpus()
         return options.run(options)
     except UserError as error:
         if debug:
@@ -56,6 +59,22 @@ def _calm() -> None:
     """Libraries' progress notes and deprecations are not for the person who trains."""
     logging.getLogger("absl").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=DeprecationWarning)
+
+
+def _without_absent_tpus() -> None:
+    """Where the TPU compiler is installed (for plans) and no accelerator is, JAX would load it,
+    ask the cloud where it is, complain, and refuse to be started twice."""
+    if "JAX_PLATFORMS" in os.environ or importlib.util.find_spec("libtpu") is None:
+        return
+    others = importlib.metadata.entry_points(group="jax_plugins")
+    if others or importlib.util.find_spec("jax_plugins") is not None or _tpu_is_here():
+        return
+    os.environ["JAX_PLATFORMS"] = "cpu"
+
+
+def _tpu_is_here(root: pathlib.Path = pathlib.Path("/")) -> bool:
+    """Whether a TPU's device file is there, as drivers name them."""
+    return any(root.glob("dev/accel*")) or any(root.glob("dev/vfio/[0-9]*"))
 
 
 def _overrides(options: argparse.Namespace, rest: list[str]) -> list[str]:
@@ -133,6 +152,34 @@ def make_parser() -> argparse.ArgumentParser:
         help="after how long a silence a process counts as lost (60)",
     )
     train.set_defaults(run=_train, parser=train)
+
+    plan = commands.add_parser(
+        "plan",
+        help="compile the train step for a TPU pod or GPU cluster: memory, traffic, time",
+        allow_abbrev=False,
+    )
+    plan.add_argument(
+        "--config",
+        required=True,
+        help="a recipe, FILE.py or FILE.py:ARGUMENT; --config.KEY=VALUE changes a key",
+    )
+    plan.add_argument(
+        "--topology",
+        required=True,
+        help="the machine: v5e:16x16, v5p:8x8x8, v5e:16x16*2 (two slices), h100:8x8, cpu:8",
+    )
+    plan.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of a table"
+    )
+    plan.add_argument(
+        "--search",
+        nargs="?",
+        type=int,
+        const=9,
+        metavar="N",
+        help="try up to N (9) meshes, rematerialisation policies and microbatches",
+    )
+    plan.set_defaults(run=_plan, parser=plan)
 
     evaluate = commands.add_parser(
         "evaluate", help="evaluate a trained model again", allow_abbrev=False
@@ -230,6 +277,20 @@ def _supervise(restarts: int, wait: float) -> int:
         print(f"contrastive train: {text}", file=sys.stderr, flush=True)
 
     return Supervisor(command, restarts, say=say, wait=wait).run()
+
+
+def _plan(options: argparse.Namespace) -> int:
+    os.environ["JAX_PLATFORMS"] = "cpu"  # what is planned for is not here
+
+    from contrastive.commands.plan import plan
+
+    return plan(
+        options.config,
+        options.overrides,
+        options.topology,
+        as_json=options.json,
+        search=options.search,
+    )
 
 
 def _evaluate(options: argparse.Namespace) -> int:

@@ -21,7 +21,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Shaped
 
 from contrastive.errors import ConfigError
-from contrastive.mesh import BATCH_AXES
 
 Encode = Callable[[Array, Array], Array]
 """``(inputs [rows, ...], row numbers [rows]) -> embeddings [rows, dim]``."""
@@ -68,11 +67,6 @@ def check_microbatches(batch_size: int, microbatches: int, parts: int) -> None:
             f"config.batch_size = {batch_size}; the batch has to be a multiple of "
             f"{parts * microbatches}."
         )
-
-
-def batch_parts(mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> int:
-    """Into how many parts a mesh cuts the batch."""
-    return math.prod(mesh.shape[axis] for axis in BATCH_AXES if axis in mesh.shape)
 
 
 def _row_axes(x: Array) -> NamedSharding | None:

@@ -19,11 +19,13 @@ from contrastive import losses
 from contrastive.errors import ConfigError
 from contrastive.geometry import normalize
 from contrastive.logits import LogitPartition, RowStatistics
+from contrastive.mesh import BATCH_AXES, batch_parts
 from contrastive.microbatches import encode_rows
 from contrastive.temperature import initial_bias, initial_log_scale
 from contrastive.towers import TwoTower
 
 Batch = dict[str, jax.Array]
+LOSS_SCOPE = "contrastive_loss"
 Objective = Callable[[TwoTower, Batch, jax.Array], tuple[Array, dict[str, Array]]]
 
 
@@ -79,10 +81,10 @@ def make_partition(config: LossConfig, mesh: jax.sharding.Mesh) -> LogitPartitio
     """How the logits are cut; None lets the loss read it from the inputs' types."""
     if config.exchange is None:
         return None
-    axes = tuple(name for name in mesh.axis_names if mesh.shape[name] > 1)
+    cut = batch_parts(mesh) > 1
     return LogitPartition(
-        mesh=mesh if axes else None,
-        axes=axes or None,
+        mesh=mesh if cut else None,
+        axes=BATCH_AXES if cut else None,
         exchange=config.exchange,
         block_rows=config.block_rows,
         block_cols=config.block_cols,
@@ -112,14 +114,16 @@ def make_objective(
         if config.name == "siglip":
             assert model.bias is not None
             bias = model.bias[...]
-            loss, stats = losses.sigmoid_loss(images, texts, scale, bias, ids=ids, **common)
+            loss, stats = _in_scope(losses.sigmoid_loss)(
+                images, texts, scale, bias, ids=ids, **common
+            )
             metrics["bias"] = bias
         elif config.name == "clip":
             bias = jnp.zeros(())
-            loss, stats = losses.clip_loss(images, texts, scale, ids=ids, **common)
+            loss, stats = _in_scope(losses.clip_loss)(images, texts, scale, ids=ids, **common)
         else:
             bias = jnp.zeros(())
-            loss, stats = losses.info_nce(images, texts, scale, key_ids=ids, **common)
+            loss, stats = _in_scope(losses.info_nce)(images, texts, scale, key_ids=ids, **common)
         assert isinstance(stats, RowStatistics)
         return loss, metrics | _watch(stats, scale, bias)
 
@@ -144,6 +148,16 @@ def _encode(
         encode_rows(image, batch["image"], microbatches),
         encode_rows(text, batch["text"], microbatches),
     )
+
+
+def _in_scope(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """``loss`` under the name by which profiles and plans find its part of the program."""
+
+    def named(*args: Any, **options: Any) -> Any:
+        with jax.named_scope(LOSS_SCOPE):
+            return loss(*args, **options)
+
+    return named
 
 
 def _watch(stats: RowStatistics, scale: Array, bias: Array) -> dict[str, Array]:

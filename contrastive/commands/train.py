@@ -8,7 +8,6 @@ import pathlib
 import signal
 import sys
 import tempfile
-from functools import partial
 from typing import Any
 
 import jax
@@ -16,29 +15,23 @@ from flax import nnx
 
 from contrastive import config as config_lib
 from contrastive import mesh as mesh_lib
+from contrastive.assembly import Program, make_program
 from contrastive.commands import workdir as workdir_lib
 from contrastive.commands.evaluate import save_evaluation
-from contrastive.data.pipeline import BatchLoader, open_source
+from contrastive.data.pipeline import open_batches, open_source
 from contrastive.data.tokenizer import Tokenizer, load_tokenizer
 from contrastive.evaluation.suite import evaluate, format_table
 from contrastive.inference import Model, build_towers
-from contrastive.microbatches import batch_parts, check_microbatches
-from contrastive.objectives import make_objective, make_partition, scale_limit
+from contrastive.microbatches import check_microbatches
+from contrastive.objectives import scale_limit
 from contrastive.processes import Processes, SharedFlag, code_digest, part_of_batch
 from contrastive.recipe import Recipe, check_resumable, read_recipe, write_recipe
 from contrastive.reporting import write_report
 from contrastive.temperature import project_log_scale
 from contrastive.training import checkpoint, logs, loop
 from contrastive.training.hosts import SameShapes
-from contrastive.training.optimizer import (
-    freezes,
-    frozen_mask,
-    make_optimizer,
-    make_schedule,
-)
 from contrastive.training.profiler import Profiler
 from contrastive.training.state import TrainState, init_state
-from contrastive.training.step import make_train_step
 from contrastive.training.warm_start import take_tokenizer, warm_start
 from contrastive.training.watchdog import Watchdog
 
@@ -72,7 +65,7 @@ def train(
     processes = processes or Processes()
     mesh = mesh_lib.make_mesh(recipe.mesh, devices)
     mesh_lib.check_batch_divides(recipe.batch_size, mesh)
-    check_microbatches(recipe.batch_size, recipe.train.microbatches, batch_parts(mesh))
+    check_microbatches(recipe.batch_size, recipe.train.microbatches, mesh_lib.batch_parts(mesh))
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(_Signals())
         watchdog = stack.enter_context(Watchdog(processes, recipe.train.watchdog_seconds))
@@ -142,7 +135,7 @@ class _Run:
             workdir, recipe.checkpoint, self.terminal.say, processes
         )
         self.tensorboard: logs.TensorBoard | None = None
-        self.loader: BatchLoader | None = None
+        self.loader: Any = None  # the batches: BatchLoader or SyntheticLoader
 
     def close(self) -> None:
         self.terminal.close()
@@ -160,19 +153,18 @@ class _Run:
         self.tokenizer = self.processes.first_then_others(self._tokenizer, "reading the tokenizer")
         self.loader = self.processes.together(self._loader, "reading the data")
         self._compare_hosts()
-        schedule = make_schedule(recipe.optimizer, recipe.total_steps)
-        optimizer = make_optimizer(recipe.optimizer, schedule, max_scale=scale_limit(recipe.loss))
+        program = make_program(recipe, self.mesh)
         self.graphdef, state = init_state(
             lambda rngs: build_towers(recipe, self.tokenizer, rngs=rngs),
-            optimizer,
+            program.optimizer,
             self.mesh,
             recipe.seed,
-            average=recipe.average_decay is not None,
+            average=program.averages,
         )
         state, start = self._restore(state)
         stop = recipe.stop_at or recipe.total_steps
         if start < stop:
-            state, step = self._train(state, optimizer, schedule, start, stop)
+            state, step = self._train(state, program, start, stop)
         else:
             step = start
         with self.watchdog.paused():
@@ -182,9 +174,9 @@ class _Run:
             self._finish(state)
         return 0
 
-    def _loader(self) -> BatchLoader:
+    def _loader(self) -> Any:
         part, parts = part_of_batch(mesh_lib.batch_sharding(self.mesh), self.recipe.batch_size)
-        return BatchLoader(
+        return open_batches(
             self.source,
             self.recipe.data,
             self.tokenizer,
@@ -205,7 +197,7 @@ class _Run:
                 "version of JAX": jax.__version__,
                 "code of the package": code_digest(),
                 "configuration": hashlib.sha256(config.encode()).hexdigest()[:16],
-                "data": str(self.loader.examples.fingerprint),
+                "data": str(self.loader.state()["fingerprint"]),
                 "tokenizer": str(self.tokenizer.vocabulary_size),
             }
         )
@@ -245,23 +237,10 @@ class _Run:
         return dataclasses.replace(state, parameters=parameters)
 
     def _train(
-        self, state: TrainState, optimizer: Any, schedule: Any, start: int, stop: int
+        self, state: TrainState, program: Program, start: int, stop: int
     ) -> tuple[TrainState, int]:
-        recipe, config = self.recipe, self.recipe.optimizer
-        objective = make_objective(
-            recipe.loss,
-            make_partition(recipe.loss, self.mesh),
-            microbatches=recipe.train.microbatches,
-        )
-        step_fn = make_train_step(
-            self.graphdef,
-            objective,
-            optimizer,
-            seed=recipe.seed,
-            average_decay=recipe.average_decay,
-            frozen=partial(frozen_mask, config) if freezes(config) else None,
-            accumulate=config.accumulate,
-        )
+        recipe = self.recipe
+        step_fn = program.step(self.graphdef)
         hooks = loop.Hooks(
             log=self._log,
             log_every=recipe.log.every,
@@ -289,7 +268,7 @@ class _Run:
                     state,
                     SameShapes(self.loader, self.processes),
                     mesh_lib.batch_sharding(self.mesh),
-                    schedule,
+                    program.schedule,
                     hooks,
                     start=start,
                     stop=stop,

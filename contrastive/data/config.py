@@ -144,10 +144,24 @@ class AugmentConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class SyntheticConfig:
+    """Random pairs, made as they are needed; sizes are those of the data and the tokenizer."""
+
+    examples: int = 1 << 20  # different pairs; the same ones come again after that many
+
+    def __post_init__(self) -> None:
+        if not 0 < self.examples < 2**31:
+            raise ConfigError(
+                f"config.data.synthetic.examples = {self.examples} has to lie between 1 and "
+                "2,147,483,647."
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Pairs, and how they become batches."""
 
-    source: str = "emoji"  # "emoji", the built-in set, or the path of your .csv or .tsv file
+    source: str = "emoji"  # "emoji", "synthetic", or the path of your .csv or .tsv file
     cache: str = "~/.cache/contrastive"  # where data sets are prepared
     image_size: int = 32  # side of the pictures that the model sees, in pixels
     text_length: int = 16  # token ids a caption, begin and end included
@@ -155,16 +169,18 @@ class DataConfig:
     captions: CaptionConfig = dataclasses.field(default_factory=CaptionConfig)
     augment: AugmentConfig = dataclasses.field(default_factory=AugmentConfig)
     csv: CsvConfig = dataclasses.field(default_factory=CsvConfig)
+    synthetic: SyntheticConfig = dataclasses.field(default_factory=SyntheticConfig)
     max_bad_share: float = 0.1  # a run does not start if more of its samples are unusable
     memory_mib: int = 1024  # decoded pictures stay in memory if they fit in so much
     threads: int = 2  # that read pictures and prepare batches; 0 = in the caller's thread
     prefetch: int = 4  # batches prepared ahead
 
     def __post_init__(self) -> None:
-        if self.source != "emoji" and pathlib.Path(self.source).suffix.lower() not in _TABLES:
+        known = self.source in ("emoji", "synthetic")
+        if not known and pathlib.Path(self.source).suffix.lower() not in _TABLES:
             raise ConfigError(
-                f"config.data.source = {self.source!r} has to be 'emoji' or the path of a .csv or "
-                ".tsv file."
+                f"config.data.source = {self.source!r} has to be 'emoji', 'synthetic' or the path "
+                "of a .csv or .tsv file."
             )
         least_of = {"image_size": 1, "text_length": 1, "memory_mib": 0, "threads": 0, "prefetch": 0}
         for name, least in least_of.items():

@@ -29,6 +29,7 @@ from contrastive.data.examples import (
 )
 from contrastive.data.records import SampleError, Source
 from contrastive.data.sources import open_source
+from contrastive.data.synthetic import SyntheticLoader
 from contrastive.data.tokenizer import Tokenizer, load_tokenizer
 from contrastive.errors import ConfigError, DataError
 
@@ -38,12 +39,24 @@ __all__ = [
     "EvaluationPairs",
     "Examples",
     "load_tokenizer",
+    "open_batches",
     "open_source",
     "read_evaluation_pairs",
     "read_examples",
 ]
 
 Batch = dict[str, np.ndarray]
+
+
+def open_batches(
+    source: Source, config: DataConfig, tokenizer: Tokenizer, **options: Any
+) -> "BatchLoader | SyntheticLoader":
+    """The training batches of the source that the config names; options as of
+    :class:`BatchLoader`."""
+    if config.source == "synthetic":
+        options.pop("error_log", None)  # nothing can be wrong with them
+        return SyntheticLoader(config, tokenizer, **options)
+    return BatchLoader(source, config, tokenizer, **options)
 
 
 class _Loaded(NamedTuple):

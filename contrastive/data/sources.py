@@ -21,6 +21,12 @@ def open_source(config: DataConfig, split: str) -> Source:
         from contrastive.data import emoji
 
         return emoji.open_split(split, pathlib.Path(config.cache).expanduser())
+    if config.source == "synthetic":
+        from contrastive.data.synthetic import SyntheticSource
+
+        if split != "train":
+            raise DataError(f"synthetic pairs have only the split 'train', not {split!r}.")
+        return SyntheticSource(config)
     path = pathlib.Path(config.source).expanduser()
     rows = read_csv(path, config.csv)
     return CsvSource(path.parent, _rows_of_split(path, rows, split, config.csv), config.csv)

@@ -23,7 +23,8 @@ from contrastive.errors import ConfigError, DataError
 _BEGIN = ("<|begin|>", "<|startoftext|>", "[CLS]", "<s>", "<bos>")
 _END = ("<|end|>", "<|endoftext|>", "[SEP]", "</s>", "<eos>")
 _PAD = ("<|pad|>", "[PAD]", "<pad>")
-_SPECIAL = (_PAD[0], _BEGIN[0], _END[0])
+MARKERS = (_PAD[0], _BEGIN[0], _END[0])
+"""The markers of a vocabulary that is made here, with ids 0, 1 and 2."""
 
 
 class Encoded(NamedTuple):
@@ -128,7 +129,7 @@ def train_tokenizer(texts: Iterable[str], *, length: int, config: TokenizerConfi
     trainer = trainers.BpeTrainer(
         vocab_size=config.vocabulary_size,
         min_frequency=2,
-        special_tokens=list(_SPECIAL),
+        special_tokens=list(MARKERS),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -173,7 +174,8 @@ def load_tokenizer(
     """The tokenizer of a run.
 
     The ``tokenizer.json`` of the workdir if there is one, else the file that the config names, else
-    one learned from the captions of ``source``. What was not yet there is saved in the workdir.
+    one learned from the captions of ``source`` (for synthetic data: one made up). What was not yet
+    there is saved in the workdir.
 
     Raises:
       DataError: There is none and no source to learn from, or a file is damaged.
@@ -185,6 +187,10 @@ def load_tokenizer(
     if settings.path is not None:
         path = pathlib.Path(settings.path).expanduser()
         tokenizer = read_tokenizer(path, length=config.text_length, config=settings)
+    elif config.source == "synthetic":
+        from contrastive.data.synthetic import synthetic_tokenizer
+
+        tokenizer = synthetic_tokenizer(config)
     elif source is not None:
         tokenizer = train_tokenizer(texts(source), length=config.text_length, config=settings)
     else:

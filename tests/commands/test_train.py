@@ -129,10 +129,11 @@ def test_eight_devices_give_the_losses_of_one(tiny, tmp_path):
     np.testing.assert_allclose(eight, one, rtol=1e-5)
 
 
-def test_a_run_goes_on_with_another_number_of_devices(tiny, tmp_path):
+def test_a_run_goes_on_with_another_number_of_devices_and_another_mesh(tiny, tmp_path):
     run(tiny, tmp_path / "whole")
-    run(tiny, tmp_path / "moved", "stop_at=4", devices=1)
-    run(tiny, tmp_path / "moved", devices=4)
+    run(tiny, tmp_path / "moved", "stop_at=3", devices=1)
+    run(tiny, tmp_path / "moved", "stop_at=6", "mesh.fsdp=2", devices=4)
+    run(tiny, tmp_path / "moved", "mesh.slice=2", "mesh.fsdp=2", "mesh.tensor=2", devices=8)
     whole, moved = (
         [line["loss"] for line in training_lines(tmp_path / name)] for name in ("whole", "moved")
     )
@@ -258,3 +259,16 @@ def test_every_rule_frozen_towers_and_accumulation_train_and_resume(tiny, tmp_pa
     assert training_lines(tmp_path / "parts") == training_lines(tmp_path / "whole")
     with pytest.raises(ConfigError, match=r"matches no parameter .*text/tokens"):
         run(tiny, tmp_path / "other", "optimizer.multipliers=(('vision/.*', None),)")
+
+
+def test_synthetic_pairs_train_and_resume(tiny, tmp_path):
+    """No file is read, nothing is evaluated, and stopping changes nothing."""
+    tiny.data = {"source": "synthetic", "image_size": 16, "text_length": 8}
+    tiny.data.tokenizer = {"vocabulary_size": 300}
+    tiny.data.synthetic = {"examples": 64}
+    said = run(tiny, tmp_path / "whole")
+    assert "64 training pairs" in said
+    assert json.loads((tmp_path / "whole" / "evaluation.json").read_text()) == {}
+    run(tiny, tmp_path / "parts", "stop_at=4")
+    run(tiny, tmp_path / "parts")
+    assert training_lines(tmp_path / "parts") == training_lines(tmp_path / "whole")
