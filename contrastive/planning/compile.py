@@ -88,7 +88,7 @@ def compile_step(recipe: Recipe, topology: Topology) -> Compiled:
         with silenced():
             compiled = lowered.compile(compiler_options=options or None)
     except jax.errors.JaxRuntimeError as error:
-        peak, capacity = _out_of_memory(error, capacity)
+        peak, capacity = _out_of_memory(error, sum(parts.values()), capacity)
         memory = Memory(peak=peak, **parts, temporaries=None, program=None)
     else:
         memory = _memory(compiled, parts)
@@ -165,16 +165,23 @@ def _memory(compiled: Any, parts: dict[str, int]) -> Memory:
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
-def _out_of_memory(error: Exception, capacity: int) -> tuple[int, int]:
+def _out_of_memory(error: Exception, arguments: int, capacity: int) -> tuple[int, int]:
     """Peak and capacity as the compiler's refusal names them; any other error is passed on."""
     text = str(error)
+    temporaries = re.search(
+        r"temporaries \(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)", text
+    )
+    if temporaries:
+        return arguments + _bytes(temporaries, 1), _bytes(temporaries, 3)
     used = re.search(r"[Uu]sed ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm", text)
     if used:
-        return (
-            round(float(used.group(1)) * _UNITS[used.group(2)]),
-            round(float(used.group(3)) * _UNITS[used.group(4)]),
-        )
+        return _bytes(used, 1), _bytes(used, 3)
     bytes_needed = re.search(r"allocat\w+ (\d+) bytes", text)
     if "RESOURCE_EXHAUSTED" in text and bytes_needed:
         return int(bytes_needed.group(1)), capacity
     raise error
+
+
+def _bytes(found: re.Match[str], group: int) -> int:
+    """``15.75`` ``G`` as bytes."""
+    return round(float(found.group(group)) * _UNITS[found.group(group + 1)])

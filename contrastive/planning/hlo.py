@@ -224,12 +224,9 @@ def _fused(
     total, in_place = 0, 0
     for i, result in enumerate(operands):
         users = [one for one in inner.values() if parameters.get(i) in one.operands]
-        slices = [u for u in users if u.opcode in ("dynamic-slice", "slice", "gather")]
-        updates = [
-            u
-            for u in users
-            if u.opcode == "dynamic-update-slice" and u.operands[0] == parameters.get(i)
-        ]
+        first = [u for u in users if u.operands[0] == parameters.get(i)]
+        slices = [u for u in first if u.opcode in ("dynamic-slice", "slice", "gather")]
+        updates = [u for u in first if u.opcode == "dynamic-update-slice"]
         if users and len(slices) == len(users):
             total += 0 if _fast(result) else sum(_size(u.result) for u in slices)
         elif users and len(updates) == len(users):

@@ -193,5 +193,5 @@ def _power_of_two(least: int) -> int:
     return 1 << (least - 1).bit_length()
 
 
-def _gib(count: float) -> str:
+def _gib(count: int | float) -> str:
     return f"{count / 2**30:.2f} GiB"

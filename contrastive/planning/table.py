@@ -101,9 +101,9 @@ def _rendered(table: Table) -> str:
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
 
 
-def _gib(count: float) -> str:
+def _gib(count: int | float) -> str:
     return f"{count / 2**30:.2f} GiB"
 
 
-def _mib(count: float) -> str:
+def _mib(count: int | float) -> str:
     return f"{count / 2**20:,.1f} MiB"

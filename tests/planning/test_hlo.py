@@ -132,7 +132,7 @@ def test_a_tpu_program_is_read():
     assert (row.kind, row.axes, row.group, row.count) == ("reduce-scatter", ("fsdp",), 4, 12)
     assert row.payload_bytes == 12 * 64 * 8 * 2
     layer = 64 * 8 * 4
-    fused = 2 * layer  # read from the stack, written
+    fused = 2 * layer + 4  # read from the stack, written; the index
     converted = layer  # read; its result stays on the chip
     scattered = 16 * 8 * 2  # written
     assert hlo.memory_traffic(module) == 12 * (fused + converted + scattered)

@@ -28,6 +28,13 @@ needs_tpu_compiler = pytest.mark.skipif(
 )
 
 
+@pytest.fixture(autouse=True, scope="module")
+def usual_promotion():
+    """Some of JAX's own lowerings for bfloat16 mix types."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
 def small(**changes):
     """A recipe that compiles in seconds and has all the parts of the large ones."""
     tower = {"width": 64, "depth": 3, "heads": 2, "remat": "full"}
@@ -153,17 +160,23 @@ def test_the_refusal_of_the_compiler_is_read():
         "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space "
         "hbm. Used 37.74G of 15.75G hbm. Exceeded hbm capacity by 21.99G."
     )
-    peak, capacity = compile_lib._out_of_memory(error, 1)
-    np.testing.assert_allclose([peak, capacity], [37.74 * 2**30, 15.75 * 2**30])
+    found = compile_lib._out_of_memory(error, 2**30, 1)
+    np.testing.assert_allclose(found, [37.74 * 2**30, 15.75 * 2**30])
+    error = RuntimeError(
+        "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total "
+        "memory required for HLO temporaries (22.12G) exceeds available HBM (15.75G)."
+    )
+    found = compile_lib._out_of_memory(error, 2**30, 1)
+    np.testing.assert_allclose(found, [23.12 * 2**30, 15.75 * 2**30])
     with pytest.raises(RuntimeError, match="else"):
-        compile_lib._out_of_memory(RuntimeError("something else"), 1)
+        compile_lib._out_of_memory(RuntimeError("something else"), 1, 1)
 
 
 @pytest.mark.parametrize(
     "name, words",
     [
         ("v5e", "not of the form v5e:16x16"),
-        ("v5x:4x4", "no chip 'v5x'; did you mean v5"),
+        ("v5x:4x4", "no chip 'v5x'; known are v4, v5e"),
         ("tpu:4x4", "known are v4, v5e"),
         ("cpu:2x2", "give the number"),
         ("h100:64", "nodes x GPUs"),
