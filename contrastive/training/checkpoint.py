@@ -235,10 +235,14 @@ class Checkpointer:
         return steps[-1] if steps else None
 
     def close(self) -> None:
-        """Ends the background threads; does not wait for a failed write to succeed."""
+        """Ends the background threads. A write that fails now does so beside an error that is being
+        reported already: it is only mentioned."""
         if self._manager is not None:
             manager, self._manager = self._manager, None
-            manager.close()
+            try:
+                manager.close()
+            except Exception as error:
+                self._notify(f"The last checkpoint was not written ({_first_line(error)}).")
 
 
 def list_steps(folder: pathlib.Path) -> list[int]:

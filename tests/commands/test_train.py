@@ -221,11 +221,11 @@ def load_towers(workdir):
 
 def test_the_best_checkpoint_is_kept_by_a_number_of_the_evaluation(tiny, tmp_path):
     with pytest.raises(ConfigError, match=r"best = 'evaluation/x' needs evaluations"):
-        run(tiny, tmp_path / "run", "checkpoint.best='evaluation/x'")
+        run(tiny, tmp_path / "run", "checkpoint.best=evaluation/x")
     with pytest.raises(ConfigError, match=r"known are evaluation/train/geometry/alignment"):
-        run(tiny, tmp_path / "run", "checkpoint.best='evaluation/x'", "eval.every=2",
+        run(tiny, tmp_path / "run", "checkpoint.best=evaluation/x", "eval.every=2",
             "checkpoint.every=2")  # fmt: skip
-    run(tiny, tmp_path / "kept", "checkpoint.best='loss'", "checkpoint.best_mode='max'",
+    run(tiny, tmp_path / "kept", "checkpoint.best=loss",
         "checkpoint.keep=1", "checkpoint.every=2")  # fmt: skip
     assert len(list((tmp_path / "kept" / "checkpoints").iterdir())) == 2
 
