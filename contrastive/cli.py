@@ -240,7 +240,9 @@ def _train(options: argparse.Namespace) -> int:
     try:
         return _train_in(processes, options)
     except Exception as error:
-        known = error if isinstance(error, UserError) else processes.explain(error)
+        known = error if isinstance(error, UserError) else None
+        if known is None or not isinstance(error.__cause__, UserError | None):
+            known = processes.explain(error) or known  # perhaps another process is behind it
         if known is None or os.environ.get("CONTRASTIVE_DEBUG"):
             traceback.print_exc()
         if known is None:

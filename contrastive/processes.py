@@ -305,7 +305,7 @@ class Processes:
     """
 
     def __init__(
-        self, index: int = 0, count: int = 1, *, lost_after: float = 60.0, patience: float = 600.0
+        self, index: int = 0, count: int = 1, *, lost_after: float = 60.0, patience: float = 3600.0
     ) -> None:
         self.index, self.count = index, count
         self.lost_after, self.patience = lost_after, patience

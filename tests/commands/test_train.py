@@ -219,6 +219,7 @@ def load_towers(workdir):
     return nnx.merge(model._graphdef, model._parameters)
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_is_kept_by_a_number_of_the_evaluation(tiny, tmp_path):
     with pytest.raises(ConfigError, match=r"best = 'evaluation/x' needs evaluations"):
         run(tiny, tmp_path / "run", "checkpoint.best=evaluation/x")
@@ -237,6 +238,7 @@ def test_a_profile_is_written(tiny, tmp_path):
         run(tiny, tmp_path / "other", "train.profile=4")
 
 
+@pytest.mark.slow
 def test_microbatches_may_change_when_a_run_goes_on(tiny, tmp_path):
     run(tiny, tmp_path / "whole")
     run(tiny, tmp_path / "parts", "stop_at=4", "train.microbatches=4")
@@ -249,6 +251,7 @@ def test_microbatches_may_change_when_a_run_goes_on(tiny, tmp_path):
         run(tiny, tmp_path / "other", "train.microbatches=3")
 
 
+@pytest.mark.slow
 def test_every_rule_frozen_towers_and_accumulation_train_and_resume(tiny, tmp_path):
     tiny.average_decay = 0.9
     tiny.optimizer.multipliers = (("image/.*", None),)

@@ -40,9 +40,8 @@ def test_kills_and_aborts_are_survived_under_the_supervisor(new_run, tiny_faulty
     survived.update({"kill during a save": 1, "abort": 1})
 
 
-def test_a_nan_that_comes_once_is_survived_and_one_that_stays_is_not(
-    new_run, tiny_faulty, whole, once
-):
+@pytest.mark.slow
+def test_a_nan_that_comes_once_is_survived(new_run, tiny_faulty, whole, once):
     run = new_run(tiny_faulty)
     said = run.train("--restarts=2", faults=[once("nan", 5)])
     assert "the loss is nan at step 5; checkpoint 3 is good" in said
@@ -57,6 +56,7 @@ def test_a_nan_that_stays_ends_the_run_for_good(new_run, tiny_faulty):
     assert "not finite twice in a row" in said
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_run_with_the_reason_and_space_lets_it_go_on(
     new_run, tiny_faulty, whole
 ):

@@ -1,5 +1,6 @@
 """Two real processes train one model: as one would, stop together, and end when one is lost."""
 
+import os
 import signal
 import time
 
@@ -25,36 +26,54 @@ def losses(run):
     return [line["loss"] for line in run.lines()]
 
 
-def test_two_processes_train_as_one_does_and_one_goes_on_alone(new_run, tiny_faulty, whole):
-    run = new_run(tiny_faulty)
-    said = finish(run.start_several(2, "--config.stop_at=7"), 300, [0, 0])
-    assert "in 2 processes" in said[0]
-    assert "parameters" in said[0]
-    assert "parameters" not in said[1]  # one of them speaks
-    assert run.steps_saved()[-1] == 7
-    run.train()
-    np.testing.assert_allclose(losses(run), losses(whole), rtol=1e-5)
-    assert {s: run.ids()[s] for s in range(1, 8)} == {s: whole.ids()[s] for s in range(1, 8)}
-    assert len(run.lines()) == tiny_faulty.total_steps
-
-
-def test_E16_a_signal_to_one_of_two_stops_both_at_the_same_step(new_run, tiny_faulty, whole):
+def test_E16_a_signal_to_one_of_two_stops_both_at_a_step_and_one_goes_on_alone(
+    new_run, tiny_faulty, whole
+):
     run = new_run(tiny_faulty)
     # While batch 7 is fetched, step 6 runs: the processes stop after step 8 at the latest.
     fault = {"kind": "terminate", "at": 7, "process": 1}
     status = 128 + signal.SIGTERM
     said = finish(run.start_several(2, faults=[fault]), 300, [status, status])
+    assert "in 2 processes" in said[0]
+    assert "parameters" not in said[1]  # one of them speaks
     assert "Stopped by SIGTERM after step" in said[0]
-    (last,) = run.steps_saved()[-1:]
+    last = run.steps_saved()[-1]
     assert 6 <= last <= 8
     assert run.lines()[-1]["step"] == last
-    again = finish(run.start_several(2), 300, [0, 0])
-    assert f"at step {last}" in again[0]
+    assert {s: run.ids()[s] for s in range(1, last + 1)} == {
+        s: whole.ids()[s] for s in range(1, last + 1)
+    }
+    assert f"at step {last}" in run.train()
+    np.testing.assert_allclose(losses(run), losses(whole), rtol=1e-5)
+    assert len(run.lines()) == tiny_faulty.total_steps
+
+
+@pytest.mark.slow
+def test_two_processes_train_and_evaluate_as_one_does(new_run, tiny_faulty, whole):
+    run = new_run(tiny_faulty)
+    finish(run.start_several(2), 300, [0, 0])
     np.testing.assert_allclose(losses(run), losses(whole), rtol=1e-5)
     assert run.ids() == whole.ids()
     assert run.evaluation().keys() == whole.evaluation().keys()
+    for name, value in whole.evaluation().items():
+        assert run.evaluation()[name] == (
+            value if isinstance(value, str) else pytest.approx(value, abs=1e-4)
+        )
 
 
+@pytest.mark.slow
+def test_two_processes_pass_over_a_damaged_checkpoint_together(new_run, tiny_faulty, whole):
+    run = new_run(tiny_faulty)
+    finish(run.start_several(2, "--config.stop_at=7"), 300, [0, 0])
+    for file in (run.workdir / "checkpoints" / "7").rglob("*"):
+        if file.is_file() and file.stat().st_size > 1:
+            os.truncate(file, file.stat().st_size // 2)
+    said = finish(run.start_several(2), 300, [0, 0])
+    assert "Skipping checkpoint 7" in said[0]
+    np.testing.assert_allclose(losses(run), losses(whole), rtol=1e-5)
+
+
+@pytest.mark.slow
 def test_one_of_two_killed_ends_the_other_and_says_which(new_run, tiny_faulty, whole):
     run = new_run(tiny_faulty)
     fault = {"kind": "kill", "at": 8, "process": 1}
@@ -68,6 +87,7 @@ def test_one_of_two_killed_ends_the_other_and_says_which(new_run, tiny_faulty, w
     np.testing.assert_allclose(losses(run), losses(whole), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_E03_a_stuck_process_ends_both_with_the_last_steps(new_run, tiny_faulty):
     run = new_run(tiny_faulty)
     fault = {"kind": "sleep", "at": 7, "process": 1, "seconds": 600}
@@ -78,6 +98,7 @@ def test_E03_a_stuck_process_ends_both_with_the_last_steps(new_run, tiny_faulty)
     assert run.steps_saved()[-1] == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind, words", [("rows", "example [3]"), ("length", "text [4, 7]")])
 def test_E14_another_batch_shape_is_an_error_everywhere(new_run, tiny_faulty, kind, words):
     run = new_run(tiny_faulty)
@@ -89,6 +110,7 @@ def test_E14_another_batch_shape_is_an_error_everywhere(new_run, tiny_faulty, ki
     assert not run.lines()
 
 
+@pytest.mark.slow
 def test_hosts_with_another_configuration_are_named(new_run, tiny_faulty):
     run = new_run(tiny_faulty)
     port = free_port()
@@ -112,6 +134,7 @@ def test_E01_a_missing_process_is_named_within_the_limit():
     assert time.monotonic() - begin < 5
 
 
+@pytest.mark.slow
 def test_E01_a_late_process_is_waited_for(new_run, tiny_faulty):
     run = new_run(tiny_faulty)
     port = free_port()
