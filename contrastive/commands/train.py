@@ -260,6 +260,12 @@ class _Run:
             f"{self.devices[0].platform} device(s)"
             + (f" in {self.processes.count} processes." if self.processes.count > 1 else ".")
         )
+        warmup = recipe.optimizer.warmup_steps
+        if warmup >= recipe.total_steps:
+            self.terminal.say(
+                f"The warm-up of {warmup} steps is not shorter than the run: the learning rate "
+                "does not reach its peak."
+            )
         assert self.loader is not None
         with jax.set_mesh(self.mesh):
             try:

@@ -146,18 +146,20 @@ def make_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     * ``constant``;
 
     and with ``cooldown_steps`` linearly from there to ``final_learning_rate`` at ``total_steps``.
-    With accumulation it changes only where an update is made.
+    With accumulation it changes only where an update is made. A run that is shorter than its warm-up
+    ends inside it.
 
     Raises:
       ConfigError: Warm-up and cooldown do not leave a step between them.
     """
-    if config.warmup_steps + config.cooldown_steps >= total_steps:
-        cooldown = f" + cooldown_steps = {config.cooldown_steps}" if config.cooldown_steps else ""
+    if config.cooldown_steps and config.warmup_steps + config.cooldown_steps >= total_steps:
         raise ConfigError(
-            f"config.optimizer.warmup_steps = {config.warmup_steps}{cooldown} has to be less than "
-            f"config.total_steps = {total_steps}."
+            f"config.optimizer.warmup_steps = {config.warmup_steps} + cooldown_steps = "
+            f"{config.cooldown_steps} has to be less than config.total_steps = {total_steps}."
         )
-    if config.schedule == "cosine":
+    if config.warmup_steps >= total_steps:
+        schedule = optax.linear_schedule(0.0, config.learning_rate, config.warmup_steps)
+    elif config.schedule == "cosine":
         schedule = optax.warmup_cosine_decay_schedule(
             init_value=0.0,
             peak_value=config.learning_rate,
