@@ -146,8 +146,8 @@ def make_schedule(config: OptimizerConfig, total_steps: int) -> optax.Schedule:
     * ``constant``;
 
     and with ``cooldown_steps`` linearly from there to ``final_learning_rate`` at ``total_steps``.
-    With accumulation it changes only where an update is made. A run that is shorter than its warm-up
-    ends inside it.
+    With accumulation it changes only where an update is made. A run that is shorter than its
+    warm-up ends inside it.
 
     Raises:
       ConfigError: Warm-up and cooldown do not leave a step between them.
