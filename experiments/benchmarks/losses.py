@@ -222,6 +222,7 @@ def machine() -> dict[str, Any]:
 
 def save(rows: list[dict[str, Any]], folder: pathlib.Path) -> None:
     """Rows, table and plot."""
+    rows = sorted(rows, key=lambda r: (r["devices"], r["loss"], r["batch"]))
     folder.mkdir(parents=True, exist_ok=True)
     content = {"machine": machine(), "rows": rows}
     (folder / "losses.json").write_text(json.dumps(content, indent=1) + "\n")
@@ -277,7 +278,7 @@ def plot(rows: list[dict[str, Any]], path: pathlib.Path) -> None:
                 peak = [r["peak_bytes"] / 2**20 for r in kept]
                 axes[1, column].plot(batch, peak, style, **options)
         axes[0, column].set_title(f"{family}: {LIMIT[family]}·B²·d operations")
-        axes[0, column].axhline(1, color="black", linewidth=0.8)
+        axes[0, column].axhline(1, color="black", linewidth=0.8, label="the limit")
         axes[0, column].set(ylim=(0, None), xscale="log", ylabel="share of the product's rate")
         axes[1, column].set(yscale="log", xlabel="batch", ylabel="peak memory of the process, MiB")
         axes[0, column].legend(fontsize="small")
