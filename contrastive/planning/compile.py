@@ -75,7 +75,7 @@ def compile_step(recipe: Recipe, topology: Topology) -> Compiled:
     build = functools.partial(_build, recipe, vocabulary_size(recipe))
     graphdef, state = abstract_state(build, program.optimizer, mesh, average=program.averages)
     batch = abstract_batch(recipe, mesh)
-    step = program.step(graphdef)
+    step: Any = program.step(graphdef)
     start = time.perf_counter()
     with jax.set_mesh(mesh):
         counted = operations(step, state, batch, scope=LOSS_SCOPE)

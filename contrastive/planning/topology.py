@@ -81,7 +81,8 @@ def _cpu(name: str, sizes: tuple[int, ...], slices: int) -> Topology:
 def _tpu(name: str, chip: Chip, sizes: tuple[int, ...], slices: int) -> Topology:
     if importlib.util.find_spec("libtpu") is None:
         raise ConfigError(
-            f"--topology={name}: the TPU compiler is not installed; pip install 'contrastive[tpu]'."
+            f"--topology={name}: the compiler for TPUs is not installed; pip install "
+            "'contrastive[plan]'."
         )
     options: dict[str, Any] = {} if slices == 1 else {"num_slices": slices}
     shape = "x".join(map(str, sizes))
