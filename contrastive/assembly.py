@@ -2,6 +2,7 @@
 that ``contrastive train`` runs what ``contrastive plan`` has compiled."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import optax
@@ -11,7 +12,12 @@ from jax.sharding import Mesh
 from contrastive.objectives import Objective, make_objective, make_partition, scale_limit
 from contrastive.recipe import Recipe
 from contrastive.towers import TwoTower
-from contrastive.training.optimizer import make_optimizer, make_schedule
+from contrastive.training.optimizer import (
+    freezes,
+    frozen_mask,
+    make_optimizer,
+    make_schedule,
+)
 from contrastive.training.step import TrainStep, make_train_step
 
 
@@ -26,12 +32,15 @@ class Program:
 
     def step(self, graphdef: nnx.GraphDef[TwoTower]) -> TrainStep:
         """The compiled update."""
+        config = self.recipe.optimizer
         return make_train_step(
             graphdef,
             self.objective,
             self.optimizer,
             seed=self.recipe.seed,
             average_decay=self.recipe.average_decay,
+            frozen=functools.partial(frozen_mask, config) if freezes(config) else None,
+            accumulate=config.accumulate,
         )
 
     @property
@@ -50,6 +59,10 @@ def make_program(recipe: Recipe, mesh: Mesh) -> Program:
     return Program(
         schedule=schedule,
         optimizer=make_optimizer(recipe.optimizer, schedule, max_scale=scale_limit(recipe.loss)),
-        objective=make_objective(recipe.loss, make_partition(recipe.loss, mesh)),
+        objective=make_objective(
+            recipe.loss,
+            make_partition(recipe.loss, mesh),
+            microbatches=recipe.train.microbatches,
+        ),
         recipe=recipe,
     )

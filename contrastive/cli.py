@@ -5,15 +5,21 @@ import difflib
 import errno
 import importlib.metadata
 import importlib.util
+import io
 import json
 import logging
 import os
 import pathlib
 import sys
+import traceback
 import warnings
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from contrastive.errors import ConfigError, UserError
+
+if TYPE_CHECKING:
+    from contrastive import processes as processes_lib
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         if debug:
             raise
-        return _fail(options.command, str(error))
+        return _fail(options.command, str(error), status=error.status)
     except OSError as error:
         if debug or error.errno not in (
             errno.ENOSPC,
@@ -109,6 +115,42 @@ def make_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="start anew; an earlier run in --workdir is kept beside it",
     )
+    train.add_argument(
+        "--restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="start the run again up to N times when it dies (not after errors that you have to "
+        "put right)",
+    )
+    train.add_argument(
+        "--restart-wait",
+        type=float,
+        default=1.0,
+        metavar="SECONDS",
+        help="before the first restart; doubled each time, up to a minute (1)",
+    )
+    train.add_argument(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="where process 0 of several listens; SLURM steps find each other without it",
+    )
+    train.add_argument("--processes", type=int, metavar="N", help="how many processes there are")
+    train.add_argument("--process", type=int, metavar="I", help="which one this is, from 0")
+    train.add_argument(
+        "--start-timeout",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="how long to wait for all processes (300)",
+    )
+    train.add_argument(
+        "--lost-after",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="after how long a silence a process counts as lost (60)",
+    )
     train.set_defaults(run=_train, parser=train)
 
     plan = commands.add_parser(
@@ -185,13 +227,58 @@ def _add_workdir(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
+    from contrastive import processes as processes_lib
+
+    if options.restarts > 0:
+        return _supervise(options.restarts, options.restart_wait)
+    launch = processes_lib.find_launch(options.coordinator, options.processes, options.process)
+    if launch is None or launch.count == 1:
+        return _train_in(processes_lib.Processes(), options)
+    processes = processes_lib.start(
+        launch, limit=options.start_timeout, lost_after=options.lost_after
+    )
+    try:
+        return _train_in(processes, options)
+    except Exception as error:
+        known = error if isinstance(error, UserError) else None
+        if known is None or not isinstance(error.__cause__, UserError | None):
+            known = processes.explain(error) or known  # perhaps another process is behind it
+        if known is None or os.environ.get("CONTRASTIVE_DEBUG"):
+            traceback.print_exc()
+        if known is None:
+            processes.leave(f"{type(error).__name__}: {error}", 1)
+        processes.leave(str(known), _fail(options.command, str(known), status=known.status))
+
+
+def _train_in(processes: "processes_lib.Processes", options: argparse.Namespace) -> int:
     import jax
 
     from contrastive.commands.train import train
     from contrastive.recipe import load_recipe
 
-    recipe = load_recipe(options.config, options.overrides)
-    return train(recipe, options.workdir, new=options.new, devices=jax.devices())
+    recipe = processes.together(
+        lambda: load_recipe(options.config, options.overrides), "reading the recipe"
+    )
+    return train(
+        recipe,
+        options.workdir,
+        new=options.new,
+        devices=jax.devices(),
+        processes=processes,
+        stream=sys.stdout if processes.first else io.StringIO(),
+    )
+
+
+def _supervise(restarts: int, wait: float) -> int:
+    """The command that was given, in a child process that is started again when it dies."""
+    from contrastive.training.supervisor import Supervisor, without_option
+
+    command = [sys.executable, *without_option(sys.orig_argv[1:], "--restarts")]
+
+    def say(text: str) -> None:
+        print(f"contrastive train: {text}", file=sys.stderr, flush=True)
+
+    return Supervisor(command, restarts, say=say, wait=wait).run()
 
 
 def _plan(options: argparse.Namespace) -> int:

@@ -20,6 +20,7 @@ from contrastive.errors import ConfigError
 from contrastive.geometry import normalize
 from contrastive.logits import LogitPartition, RowStatistics
 from contrastive.mesh import BATCH_AXES, batch_parts
+from contrastive.microbatches import encode_rows
 from contrastive.temperature import initial_bias, initial_log_scale
 from contrastive.towers import TwoTower
 
@@ -90,15 +91,22 @@ def make_partition(config: LossConfig, mesh: jax.sharding.Mesh) -> LogitPartitio
     )
 
 
-def make_objective(config: LossConfig, partition: LogitPartition | None = None) -> Objective:
-    """The objective that the config names."""
+def make_objective(
+    config: LossConfig, partition: LogitPartition | None = None, *, microbatches: int = 1
+) -> Objective:
+    """The objective that the config names.
+
+    Args:
+      config: Loss, scale and masks.
+      partition: How the logits are cut; None: read from the inputs' types.
+      microbatches: Chunks that the encoders run in; the loss sees the whole batch
+        (:mod:`contrastive.microbatches`).
+    """
 
     def objective(
         model: TwoTower, batch: Batch, key: jax.Array
     ) -> tuple[Float[Array, ""], dict[str, Array]]:
-        rngs = nnx.Rngs(dropout=key)
-        images = normalize(model.encode_image(batch["image"], deterministic=False, rngs=rngs))
-        texts = normalize(model.encode_text(batch["text"], deterministic=False, rngs=rngs))
+        images, texts = (normalize(rows) for rows in _encode(model, batch, key, microbatches))
         scale = jnp.exp(model.log_scale[...])
         ids = batch["id"] if config.mask_duplicates else None
         common: dict[str, Any] = {"partition": partition, "return_statistics": True}
@@ -120,6 +128,26 @@ def make_objective(config: LossConfig, partition: LogitPartition | None = None) 
         return loss, metrics | _watch(stats, scale, bias)
 
     return objective
+
+
+def _encode(
+    model: TwoTower, batch: Batch, key: jax.Array, microbatches: int
+) -> tuple[Float[Array, "batch dim"], Float[Array, "batch dim"]]:
+    """Raw rows of both views. Dropout's key is the first of the stream for images, the second for
+    texts, in every chunk: the row's number makes the difference."""
+
+    def image(x: Array, rows: Array) -> Array:
+        return model.encode_image(x, deterministic=False, rngs=nnx.Rngs(dropout=key), rows=rows)
+
+    def text(x: Array, rows: Array) -> Array:
+        rngs = nnx.Rngs(dropout=key)
+        rngs.dropout()
+        return model.encode_text(x, deterministic=False, rngs=rngs, rows=rows)
+
+    return (
+        encode_rows(image, batch["image"], microbatches),
+        encode_rows(text, batch["text"], microbatches),
+    )
 
 
 def _in_scope(loss: Callable[..., Any]) -> Callable[..., Any]:

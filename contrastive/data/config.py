@@ -48,16 +48,36 @@ class CsvConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class EmojiConfig:
+    """Which part of the built-in set is trained on."""
+
+    # Set a tenth of the training concepts aside, by base, and evaluate on their pictures only:
+    # to choose settings by, without a look at the test sets.
+    validation: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
     """Where token ids come from."""
 
     path: str | None = None  # a tokenizer.json; None = learn a vocabulary from the captions
-    vocabulary_size: int = 4096  # entries at most, when learned; 259 are bytes and markers
+    # What is learned. "bpe": pieces down to bytes, so any text has ids. "words": whole words, and
+    # words that no training caption has are one unknown token: better where captions are few, so
+    # that pieces of words say little, and in languages that put spaces between words.
+    kind: Literal["bpe", "words"] = "bpe"
+    vocabulary_size: int = (
+        4096  # entries at most, when learned; of "bpe", 259 are bytes and markers
+    )
     begin_token: str | None = None  # None = the first known one that the vocabulary has, or none
     end_token: str | None = None  # likewise
     pad_token: str | None = None  # likewise, but there has to be one
+    hidden: float = 0.0  # share of a training caption's tokens that become the unknown token
 
     def __post_init__(self) -> None:
+        if not 0 <= self.hidden < 1:
+            raise ConfigError(
+                f"config.data.tokenizer.hidden = {self.hidden} has to be at least 0 and below 1."
+            )
         if self.vocabulary_size < LEAST_VOCABULARY:
             raise ConfigError(
                 f"config.data.tokenizer.vocabulary_size = {self.vocabulary_size} has to be at "
@@ -169,6 +189,7 @@ class DataConfig:
     captions: CaptionConfig = dataclasses.field(default_factory=CaptionConfig)
     augment: AugmentConfig = dataclasses.field(default_factory=AugmentConfig)
     csv: CsvConfig = dataclasses.field(default_factory=CsvConfig)
+    emoji: EmojiConfig = dataclasses.field(default_factory=EmojiConfig)
     synthetic: SyntheticConfig = dataclasses.field(default_factory=SyntheticConfig)
     max_bad_share: float = 0.1  # a run does not start if more of its samples are unusable
     memory_mib: int = 1024  # decoded pictures stay in memory if they fit in so much
@@ -181,6 +202,10 @@ class DataConfig:
             raise ConfigError(
                 f"config.data.source = {self.source!r} has to be 'emoji', 'synthetic' or the path "
                 "of a .csv or .tsv file."
+            )
+        if self.source != "emoji" and self.emoji != EmojiConfig():
+            raise ConfigError(
+                f"config.data.emoji has no effect with config.data.source = {self.source!r}."
             )
         least_of = {"image_size": 1, "text_length": 1, "memory_mib": 0, "threads": 0, "prefetch": 0}
         for name, least in least_of.items():

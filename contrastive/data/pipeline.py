@@ -18,7 +18,7 @@ from PIL import Image
 from contrastive.data.augment import augment
 from contrastive.data.captions import choose_captions
 from contrastive.data.config import DataConfig
-from contrastive.data.draws import example_keys, shuffle_seed
+from contrastive.data.draws import example_keys, shuffle_seed, uniform
 from contrastive.data.examples import (
     EvaluationPairs,
     Examples,
@@ -151,6 +151,9 @@ class BatchLoader:
             self._config.captions,
         )
         ids, truncated = self._tokenizer.encode_counted(captions)
+        hidden = self._config.tokenizer.hidden
+        if hidden:
+            ids = self._tokenizer.hide(ids, uniform(keys, "hidden", ids.shape[1]), hidden)
         batch = {
             "image": augment(
                 [self._picture(i) for i in rows],

@@ -66,6 +66,19 @@ class InMemorySource:
         return self._records[index]
 
 
+class Subset:
+    """Some records of a source, by index."""
+
+    def __init__(self, source: Source, rows: Sequence[int]) -> None:
+        self._source, self._rows = source, rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int, /) -> Record:
+        return self._source[self._rows[index]]
+
+
 class DataErrors:
     """Samples that were skipped: counted by reason, each with its name."""
 

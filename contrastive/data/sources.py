@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contrastive.data.captions import canonical
 from contrastive.data.config import CsvConfig, DataConfig
 from contrastive.data.csv_source import CsvSource, Row, read_csv
-from contrastive.data.records import Source
+from contrastive.data.records import Source, Subset
 from contrastive.errors import DataError
 
 
@@ -18,9 +18,7 @@ def open_source(config: DataConfig, split: str) -> Source:
       DataError: The data is missing or empty, or has no such split.
     """
     if config.source == "emoji":
-        from contrastive.data import emoji
-
-        return emoji.open_split(split, pathlib.Path(config.cache).expanduser())
+        return _open_emoji(config, split)
     if config.source == "synthetic":
         from contrastive.data.synthetic import SyntheticSource
 
@@ -30,6 +28,18 @@ def open_source(config: DataConfig, split: str) -> Source:
     path = pathlib.Path(config.source).expanduser()
     rows = read_csv(path, config.csv)
     return CsvSource(path.parent, _rows_of_split(path, rows, split, config.csv), config.csv)
+
+
+def _open_emoji(config: DataConfig, split: str) -> Source:
+    from contrastive.data import emoji
+
+    cache = pathlib.Path(config.cache).expanduser()
+    if not config.emoji.validation or split not in ("train", emoji.VALIDATION_SPLIT):
+        return emoji.open_split(split, cache)
+    wanted = split == emoji.VALIDATION_SPLIT
+    members = emoji.split_members("train")
+    rows = [i for i, (_, concept) in enumerate(members) if concept.validation == wanted]
+    return Subset(emoji.open_split("train", cache), rows)
 
 
 def _rows_of_split(

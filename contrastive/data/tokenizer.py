@@ -1,9 +1,9 @@
 """Text to token ids, by the Hugging Face ``tokenizers`` library.
 
-Either a ``tokenizer.json`` is given, or a small byte-level BPE vocabulary is learned from the
-training captions, always the same from the same captions, and saved in the run's folder, where
-evaluation and search find it. A row of ids is begin token, text, end token, padding; a text that is
-too long loses its last tokens, never the end token.
+Either a ``tokenizer.json`` is given, or a small vocabulary (byte-level BPE, or whole words) is
+learned from the training captions, always the same from the same captions, and saved in the run's
+folder, where evaluation and search find it. A row of ids is begin token, text, end token, padding;
+a text that is too long loses its last tokens, never the end token.
 """
 
 import os
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import tokenizers
-from jaxtyping import Int32
+from jaxtyping import Float64, Int32
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from contrastive.data.config import DataConfig, TokenizerConfig
@@ -23,6 +23,7 @@ from contrastive.errors import ConfigError, DataError
 _BEGIN = ("<|begin|>", "<|startoftext|>", "[CLS]", "<s>", "<bos>")
 _END = ("<|end|>", "<|endoftext|>", "[SEP]", "</s>", "<eos>")
 _PAD = ("<|pad|>", "[PAD]", "<pad>")
+_UNKNOWN = ("<|unknown|>", "[UNK]", "<unk>")
 MARKERS = (_PAD[0], _BEGIN[0], _END[0])
 """The markers of a vocabulary that is made here, with ids 0, 1 and 2."""
 
@@ -40,7 +41,8 @@ class Tokenizer:
     Attributes:
       length: Ids a text.
       vocabulary_size: All ids are below it.
-      pad_id, begin_id, end_id: The markers; the last two are None where there is no such token.
+      pad_id, begin_id, end_id, unknown_id: The markers; the last three are None where there is no
+        such token.
     """
 
     def __init__(
@@ -53,6 +55,12 @@ class Tokenizer:
         self.vocabulary_size = backend.get_vocab_size(with_added_tokens=True)
         self.begin_id = self._find("begin_token", config.begin_token, _BEGIN)
         self.end_id = self._find("end_token", config.end_token, _END)
+        self.unknown_id = self._find("", None, _UNKNOWN)
+        if config.hidden and self.unknown_id is None:
+            raise ConfigError(
+                "config.data.tokenizer.hidden needs a tokenizer with an unknown token "
+                f"({', '.join(_UNKNOWN)}), like config.data.tokenizer.kind = 'words'."
+            )
         pad_id = self._find("pad_token", config.pad_token, _PAD)
         if pad_id is None:
             raise ConfigError(
@@ -97,6 +105,15 @@ class Tokenizer:
             row[: len(ids)] = ids
         return Encoded(rows, truncated)
 
+    def hide(
+        self, ids: Int32[np.ndarray, "n length"], u: Float64[np.ndarray, "n length"], share: float
+    ) -> Int32[np.ndarray, "n length"]:
+        """Tokens of text, not the markers, become the unknown token where ``u < share``."""
+        assert self.unknown_id is not None
+        markers = [i for i in (self.pad_id, self.begin_id, self.end_id) if i is not None]
+        hidden = (u < share) & ~np.isin(ids, markers)
+        return np.where(hidden, np.int32(self.unknown_id), ids)
+
     def decode(self, ids: Iterable[int | np.integer]) -> str:
         """The text of a row of ids, without markers and padding (for reading by people)."""
         markers = {self.pad_id, self.begin_id, self.end_id}
@@ -110,31 +127,48 @@ class Tokenizer:
 
 
 def train_tokenizer(texts: Iterable[str], *, length: int, config: TokenizerConfig) -> Tokenizer:
-    """Learns a byte-level BPE vocabulary: lower case, no unknown token, any language.
+    """Learns a vocabulary of the kind that the config names, in lower case.
 
-    Each distinct text counts once; a piece has to occur twice. The result depends only on the set
-    of texts.
+    Each distinct text counts once. The result depends only on the set of texts.
     """
-    backend = tokenizers.Tokenizer(models.BPE())
+    backend, trainer = _bpe(config) if config.kind == "bpe" else _words(config)
+    # Commas only list words; as tokens of their own they would be the commonest word of all.
+    separator = r"\s+" if config.kind == "bpe" else r"[\s,]+"
     backend.normalizer = normalizers.Sequence(
         [
             normalizers.NFKC(),
             normalizers.Lowercase(),
-            normalizers.Replace(tokenizers.Regex(r"\s+"), " "),
+            normalizers.Replace(tokenizers.Regex(separator), " "),
             normalizers.Strip(),
         ]
     )  # pyright: ignore[reportAttributeAccessIssue]
+    backend.train_from_iterator(sorted(set(texts)), trainer)
+    return Tokenizer(backend, length=length, config=config)
+
+
+def _bpe(config: TokenizerConfig) -> tuple[tokenizers.Tokenizer, trainers.BpeTrainer]:
+    """Pieces that occur at least twice, down to single bytes."""
+    backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)  # pyright: ignore[reportAttributeAccessIssue]
     backend.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
-    trainer = trainers.BpeTrainer(
+    return backend, trainers.BpeTrainer(
         vocab_size=config.vocabulary_size,
         min_frequency=2,
         special_tokens=list(MARKERS),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    backend.train_from_iterator(sorted(set(texts)), trainer)
-    return Tokenizer(backend, length=length, config=config)
+
+
+def _words(config: TokenizerConfig) -> tuple[tokenizers.Tokenizer, trainers.WordLevelTrainer]:
+    """Whole words and marks; the most frequent, if the vocabulary is too small for all."""
+    backend = tokenizers.Tokenizer(models.WordLevel(unk_token=_UNKNOWN[0]))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
+    return backend, trainers.WordLevelTrainer(
+        vocab_size=config.vocabulary_size,
+        special_tokens=[*MARKERS, _UNKNOWN[0]],
+        show_progress=False,
+    )
 
 
 def read_tokenizer(path: pathlib.Path, *, length: int, config: TokenizerConfig) -> Tokenizer:

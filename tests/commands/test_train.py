@@ -11,11 +11,13 @@ import time
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from contrastive import config as config_lib
 from contrastive import objectives
 from contrastive.commands.train import train
 from contrastive.errors import ConfigError, UserError
+from contrastive.inference import load
 from contrastive.recipe import Recipe
 from contrastive.training.loop import NonFiniteLoss
 
@@ -84,7 +86,9 @@ def test_resuming_equals_never_having_stopped_to_the_last_bit(tiny, tmp_path, lo
     tiny.average_decay = 0.9
     run(tiny, tmp_path / "whole")
     run(tiny, tmp_path / "parts", "stop_at=3")
-    assert not (tmp_path / "parts" / "evaluation.json").exists()
+    evaluation = tmp_path / "parts" / "evaluation.json"
+    assert not evaluation.exists()
+    evaluation.write_text('{"what `contrastive evaluate` said": 0}')  # of the unfinished run
     said = run(tiny, tmp_path / "parts")
     assert "at step 3" in said
     assert training_lines(tmp_path / "parts") == training_lines(tmp_path / "whole")
@@ -189,6 +193,77 @@ def test_E16_a_termination_signal_saves_first_and_the_run_goes_on(tiny, tmp_path
     (step,) = (int(p.name) for p in (workdir / "checkpoints").iterdir())
     assert f"after step {step} of 2000" in output
     assert training_lines(workdir)[-1]["step"] == step
+
+
+def test_a_warm_start_takes_what_fits_and_says_what_does_not(tiny, tmp_path):
+    run(tiny, tmp_path / "first", "stop_at=2", "average_decay=0.9")
+    tiny.init_from = str(tmp_path / "first")
+    # A learning rate so small that one step shows the parameters that training started with.
+    said = run(
+        tiny, tmp_path / "second", "stop_at=1", "optimizer.learning_rate=1e-30",
+        "model.image.widths=(8, 24)",
+    )  # fmt: skip
+    assert f"Warm start from {tmp_path / 'first'}: " in said
+    assert "image/stages/1/kernel ([3, 3, 8, 16] there, [3, 3, 8, 24] here)" in said
+    assert "text" not in said.partition("as initialised")[2].partition("\n")[0]
+    first, second = load_towers(tmp_path / "first"), load_towers(tmp_path / "second")
+    np.testing.assert_array_equal(second.text.tokens[...], first.text.tokens[...])
+    np.testing.assert_array_equal(
+        second.image.stages[0].kernel[...], first.image.stages[0].kernel[...]
+    )
+    assert (tmp_path / "second" / "tokenizer.json").read_bytes() == (
+        tmp_path / "first" / "tokenizer.json"
+    ).read_bytes()
+
+
+def load_towers(workdir):
+    model = load(workdir)
+    return nnx.merge(model._graphdef, model._parameters)
+
+
+@pytest.mark.slow
+def test_the_best_checkpoint_is_kept_by_a_number_of_the_evaluation(tiny, tmp_path):
+    with pytest.raises(ConfigError, match=r"best = 'evaluation/x' needs evaluations"):
+        run(tiny, tmp_path / "run", "checkpoint.best=evaluation/x")
+    with pytest.raises(ConfigError, match=r"known are evaluation/train/geometry/alignment"):
+        run(tiny, tmp_path / "run", "checkpoint.best=evaluation/x", "eval.every=2",
+            "checkpoint.every=2")  # fmt: skip
+    run(tiny, tmp_path / "kept", "checkpoint.best=loss",
+        "checkpoint.keep=1", "checkpoint.every=2")  # fmt: skip
+    assert len(list((tmp_path / "kept" / "checkpoints").iterdir())) == 2
+
+
+def test_a_profile_is_written(tiny, tmp_path):
+    run(tiny, tmp_path / "run", "train.profile=3:4", "stop_at=5")
+    assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
+    with pytest.raises(ConfigError, match=r"train.profile = '4' has to be START:STOP"):
+        run(tiny, tmp_path / "other", "train.profile=4")
+
+
+@pytest.mark.slow
+def test_microbatches_may_change_when_a_run_goes_on(tiny, tmp_path):
+    run(tiny, tmp_path / "whole")
+    run(tiny, tmp_path / "parts", "stop_at=4", "train.microbatches=4")
+    run(tiny, tmp_path / "parts", "train.microbatches=2")
+    whole, parts = (
+        [line["loss"] for line in training_lines(tmp_path / name)] for name in ("whole", "parts")
+    )
+    np.testing.assert_allclose(parts, whole, rtol=1e-5)
+    with pytest.raises(ConfigError, match=r"train.microbatches = 3 does not divide"):
+        run(tiny, tmp_path / "other", "train.microbatches=3")
+
+
+@pytest.mark.slow
+def test_every_rule_frozen_towers_and_accumulation_train_and_resume(tiny, tmp_path):
+    tiny.average_decay = 0.9
+    tiny.optimizer.multipliers = (("image/.*", None),)
+    tiny.optimizer.accumulate = 2
+    run(tiny, tmp_path / "whole", "optimizer.name=muon", "stop_at=5")
+    run(tiny, tmp_path / "parts", "optimizer.name=muon", "stop_at=3")
+    run(tiny, tmp_path / "parts", "optimizer.name=muon", "stop_at=5")
+    assert training_lines(tmp_path / "parts") == training_lines(tmp_path / "whole")
+    with pytest.raises(ConfigError, match=r"matches no parameter .*text/tokens"):
+        run(tiny, tmp_path / "other", "optimizer.multipliers=(('vision/.*', None),)")
 
 
 def test_synthetic_pairs_train_and_resume(tiny, tmp_path):
