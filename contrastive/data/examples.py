@@ -21,9 +21,10 @@ from PIL import Image
 
 from contrastive.data.captions import canonical
 from contrastive.data.config import DataConfig
-from contrastive.data.records import DataErrors, Record, SampleError, Source
-from contrastive.data.sources import content_ids
+from contrastive.data.records import DataErrors, IndexedSource, Record, SampleError, Source
+from contrastive.data.splits import content_ids
 from contrastive.data.transforms import decode_image, evaluation_image, resize, square
+from contrastive.data.unchecked import Fetched
 from contrastive.errors import DataError
 
 Progress = Callable[[int, int], None]
@@ -55,6 +56,17 @@ class Examples:
     def __len__(self) -> int:
         return len(self.captions)
 
+    def fetch(self, rows: Sequence[int], read: Callable[[int], Image.Image]) -> Fetched:
+        """Some examples; ``read`` gives the picture of an index where none are in memory."""
+        images = self.images
+        return Fetched(
+            [self.captions[i] for i in rows],
+            [self.keywords[i] for i in rows],
+            [read(int(self.index[i])) if images is None else images[i] for i in rows],
+            self.ids[rows],
+            self.index[rows],
+        )
+
 
 def read_picture(record: Record, config: DataConfig) -> Image.Image:
     """The picture of a record, square, no larger than augmentation needs it."""
@@ -84,14 +96,23 @@ def read_examples(
     """
     room = config.augment.room(config.image_size)
     in_memory = len(source) * room * room * 4 <= config.memory_mib << 20
-    errors, rows = DataErrors(), _Rows()
+    errors, rows = _errors_of_index(source), _Rows()
+    total = len(source) + len(errors)
     read = functools.partial(read_picture, config=config)
     for index, record, picture in _usable(source, config, read, errors, progress):
         rows.add(index, record, picture if in_memory else None)
     if error_log is not None:
         errors.write(error_log)
-    _check_share(len(source), errors, config, error_log)
+    _check_share(total, errors, config, error_log)
     return rows.examples(errors)
+
+
+def _errors_of_index(source: Source) -> DataErrors:
+    """The samples that the source's index leaves out already."""
+    errors = DataErrors()
+    if isinstance(source, IndexedSource):
+        errors.include(source.errors)
+    return errors
 
 
 class _Sample(NamedTuple):
@@ -160,7 +181,8 @@ def read_evaluation_pairs(source: Source, config: DataConfig) -> EvaluationPairs
     Raises:
       DataError: There is no usable sample, or too many are not.
     """
-    errors, rows = DataErrors(), _Rows()
+    errors, rows = _errors_of_index(source), _Rows()
+    total = len(source) + len(errors)
     images: list[np.ndarray] = []
     records: list[Record] = []
     for index, record, picture in _usable(
@@ -169,7 +191,7 @@ def read_evaluation_pairs(source: Source, config: DataConfig) -> EvaluationPairs
         rows.add(index, record, None)
         records.append(record)
         images.append(evaluation_image(picture, config.image_size))
-    _check_share(len(source), errors, config, None)
+    _check_share(total, errors, config, None)
     return EvaluationPairs(np.stack(images), records, rows.examples(errors).ids, errors)
 
 
