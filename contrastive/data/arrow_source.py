@@ -51,7 +51,7 @@ class TableSource:
         fields: Fields,
     ) -> None:
         self._table, self._pictures, self._starts = table, pictures, starts
-        self._paths, self._rows, self._fields = paths, rows, fields
+        self._paths, self._rows, self.fields = paths, rows, fields
         self.errors = DataErrors()
         digest = hashlib.blake2b(rows.tobytes(), digest_size=8)
         for path in paths:
@@ -65,19 +65,19 @@ class TableSource:
         row, path, key = self._row(index)
         if self._pictures is not None:
             try:
-                row[self._fields.image] = self._pictures[int(self._rows[index])]
+                row[self.fields.image] = self._pictures[int(self._rows[index])]
             except (OSError, pa.ArrowException) as error:
                 raise SampleError("damaged row group", str(error), key=key) from error
-        return self._fields.record(row, base=path, key=key)
+        return self.fields.record(row, base=path, key=key)
 
     def text(self, index: int, /) -> tuple[str, list[str]]:
         """Caption and keywords of a row without reading its picture."""
-        return self._fields.text(self._row(index, text=True)[0])
+        return self.fields.text(self._row(index, text=True)[0])
 
     def _row(self, index: int, *, text: bool = False) -> tuple[dict[str, Any], str, str]:
         number = int(self._rows[index])
         file = int(np.searchsorted(self._starts, number, side="right")) - 1
-        names = [n for n in self._table.column_names if not (text and n == self._fields.image)]
+        names = [n for n in self._table.column_names if not (text and n == self.fields.image)]
         row = {name: _value(self._table.column(name), number) for name in names}
         path = self._paths[file]
         key = f"{path.rpartition('/')[2]} (row {number - int(self._starts[file])})"

@@ -53,7 +53,7 @@ class ExampleSource:
         name: str,
         fingerprint: str,
     ) -> None:
-        self._payloads, self._fields, self._rows, self._name = payloads, fields, rows, name
+        self._payloads, self.fields, self._rows, self._name = payloads, fields, rows, name
         self.errors = DataErrors()
         part = hashlib.blake2b(rows.tobytes(), digest_size=8).hexdigest()
         self.fingerprint = fingerprint + part
@@ -68,7 +68,7 @@ class ExampleSource:
             values = parse_example(self._payloads[row])
         except Exception as error:  # the reader raises whatever its C++ half says
             raise SampleError("damaged record", f"{error}", key=key) from error
-        return self._fields.record(values, base=self._name, key=key)
+        return self.fields.record(values, base=self._name, key=key)
 
 
 def parse_example(payload: bytes) -> dict[str, Any]:

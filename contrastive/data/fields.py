@@ -33,6 +33,9 @@ IMAGE_NAMES = (
 )
 CAPTION_NAMES = ("caption", "captions", "text", "txt", "title", "label", "cls")
 KEYWORD_NAMES = ("keywords", "tags")
+ID_NAMES = ("content_id",)
+KEY_NAMES = ("key", "__key__")
+JSON = "json."  # before the name of a value in a sample's JSON member
 
 
 class Fields:
@@ -59,8 +62,8 @@ class Fields:
         self.image = self._name("image", config.image, IMAGE_NAMES)
         self.caption = self._name("caption", config.caption, CAPTION_NAMES)
         self.keywords = self._optional("keywords", config.keywords, KEYWORD_NAMES)
-        self.id = self._optional("id", config.id, ())
-        self.key = self._optional("key", config.key, ())
+        self.id = self._optional("id", config.id, ID_NAMES)
+        self.key = self._optional("key", config.key, KEY_NAMES)
         self.classes = classes if config.class_names is None else _read_classes(config.class_names)
 
     def _name(self, field: str, name: str | None, usual: Sequence[str]) -> str:
@@ -75,7 +78,7 @@ class Fields:
 
     def _optional(self, field: str, name: str | None, usual: Sequence[str]) -> str | None:
         if name is None:
-            return next((n for n in usual if n in self.found), None)
+            return next((n for n in usual_names(usual) if n in self.found), None)
         if name not in self.found:
             raise DataError(
                 f"{self.where} has no field {name!r} (config.data.fields.{field}); its fields are "
@@ -158,6 +161,11 @@ class Fields:
         if not -1 <= number < 2**31:
             raise SampleError("id is not between 0 and 2^31 - 1", str(number))
         return number
+
+
+def usual_names(names: Sequence[str]) -> list[str]:
+    """The usual names of a field, and the same in a JSON member."""
+    return [*names, *(JSON + name for name in names)]
 
 
 def decode_text(value: Any, undecodable: str) -> str:

@@ -33,7 +33,7 @@ class JsonlSource:
         numbers: Int64[np.ndarray, " n"],
         fields: Fields,
     ) -> None:
-        self._paths, self._places, self._numbers, self._fields = paths, places, numbers, fields
+        self._paths, self._places, self._numbers, self.fields = paths, places, numbers, fields
         self.errors = DataErrors()
         self.fingerprint = hashlib.blake2b(places.tobytes(), digest_size=8).hexdigest()
 
@@ -42,11 +42,11 @@ class JsonlSource:
 
     def __getitem__(self, index: int, /) -> Record:
         row, path, key = self._row(index)
-        return self._fields.record(row, base=path, key=key)
+        return self.fields.record(row, base=path, key=key)
 
     def text(self, index: int, /) -> tuple[str, list[str]]:
         """Caption and keywords of a line without reading its picture."""
-        return self._fields.text(self._row(index)[0])
+        return self.fields.text(self._row(index)[0])
 
     def _row(self, index: int) -> tuple[dict[str, Any], str, str]:
         file, offset, size = self._places[index].tolist()

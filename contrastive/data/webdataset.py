@@ -9,7 +9,6 @@ what the index says, the tar has changed.
 
 import concurrent.futures
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import json
@@ -27,7 +26,7 @@ from jaxtyping import Bool, Integer, UInt32
 
 from contrastive.data import files
 from contrastive.data.config import FieldsConfig
-from contrastive.data.fields import CAPTION_NAMES, IMAGE_NAMES, Fields
+from contrastive.data.fields import IMAGE_NAMES, JSON, Fields
 from contrastive.data.records import DataErrors, Record, SampleError
 from contrastive.data.tar_index import (
     BLOCK,
@@ -43,7 +42,6 @@ from contrastive.errors import DataError
 _ON_FIRST_USE = 256  # so many tars are indexed without being asked
 _NEAR = 1 << 16  # members so close together are read at once
 _VERSION = 1
-_JSON = "json."
 _log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 
@@ -161,11 +159,7 @@ def _layout(pattern: str, shards: Sequence[str], config: FieldsConfig) -> _Layou
             f"{pattern} has no field for the image: looked for {', '.join(IMAGE_NAMES)}; its "
             f"fields are {_listed(found)}. Set config.data.fields.image to the name of yours."
         )
-    if config.caption is None and not any(name in found for name in CAPTION_NAMES):
-        inside = next((n for n in CAPTION_NAMES if n in values), None)
-        if inside is not None:
-            config = dataclasses.replace(config, caption=_JSON + inside)
-    fields = Fields(config, [*found, *(_JSON + name for name in values)], pattern)
+    fields = Fields(config, [*found, *(JSON + name for name in values)], pattern)
     images = IMAGE_NAMES if config.image is None else (fields.image,)
     slots = [Slot("image", images, True), Slot("caption", (_member(fields.caption),), True)]
     for name in (fields.keywords, fields.id, fields.key):
@@ -175,7 +169,7 @@ def _layout(pattern: str, shards: Sequence[str], config: FieldsConfig) -> _Layou
 
 
 def _member(name: str) -> str:
-    return "json" if name.startswith(_JSON) else name
+    return "json" if name.startswith(JSON) else name
 
 
 def _first_sample_fields(shards: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -275,7 +269,7 @@ class WebDatasetSource:
     def __init__(
         self, index: TarIndex, fields: Fields, rows: Integer[np.ndarray, " n"] | None = None
     ) -> None:
-        self._index, self._fields, self._rows = index, fields, rows
+        self._index, self.fields, self._rows = index, fields, rows
         part = "" if rows is None else hashlib.blake2b(rows.tobytes(), digest_size=8).hexdigest()
         self.fingerprint = index.fingerprint + part
         self.errors = index.errors
@@ -286,13 +280,13 @@ class WebDatasetSource:
     def __getitem__(self, index: int, /) -> Record:
         shard, row = self._place(index)
         key, values = self._read(shard, row, range(len(self._index.members)))
-        return self._fields.record(values, base=shard, key=key)
+        return self.fields.record(values, base=shard, key=key)
 
     def text(self, index: int, /) -> tuple[str, list[str]]:
         """Caption and keywords of a sample without reading its picture."""
         shard, row = self._place(index)
         _, values = self._read(shard, row, range(1, len(self._index.members)))
-        return self._fields.text(values)
+        return self.fields.text(values)
 
     def _place(self, index: int) -> tuple[str, list[int]]:
         if not 0 <= index < len(self):
@@ -317,7 +311,7 @@ class WebDatasetSource:
                     raise TarFault("the archive has changed since it was indexed")
                 key = (split_name(header.name) or (header.name, ""))[0]
                 where = f"{name}/{key}"
-                field = self._fields.image if member == 0 else self._index.members[member]
+                field = self.fields.image if member == 0 else self._index.members[member]
                 values[field] = data[BLOCK:]
         except TarFault as error:
             raise SampleError("archive changed", str(error), key=where) from error
@@ -326,8 +320,8 @@ class WebDatasetSource:
         return where, self._with_json(values, where)
 
     def _with_json(self, values: dict[str, Any], key: str) -> dict[str, Any]:
-        names = (self._fields.caption, self._fields.keywords, self._fields.id, self._fields.key)
-        inside = [name for name in names if name is not None and name.startswith(_JSON)]
+        names = (self.fields.caption, self.fields.keywords, self.fields.id, self.fields.key)
+        inside = [name for name in names if name is not None and name.startswith(JSON)]
         if not inside or "json" not in values:
             return values
         try:
@@ -336,7 +330,7 @@ class WebDatasetSource:
                 raise ValueError("it is not an object")
         except ValueError as error:
             raise SampleError("JSON is malformed", str(error), key=key) from error
-        return values | {name: content.get(name[len(_JSON) :]) for name in inside}
+        return values | {name: content.get(name[len(JSON) :]) for name in inside}
 
 
 def _read_blocks(shard: str, places: Sequence[tuple[int, int]]) -> list[bytes]:
