@@ -3,16 +3,23 @@
 import argparse
 import difflib
 import errno
+import importlib.metadata
+import importlib.util
+import io
 import json
 import logging
 import os
 import pathlib
 import sys
+import traceback
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from contrastive.errors import ConfigError, UserError
+
+if TYPE_CHECKING:
+    from contrastive import processes as processes_lib
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,11 +30,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options.overrides = _overrides(options, rest)
         _calm()
+        _without_absent_tpus()
         return options.run(options)
     except UserError as error:
         if debug:
             raise
-        return _fail(options.command, str(error))
+        return _fail(options.command, str(error), status=error.status)
     except OSError as error:
         if debug or error.errno not in (
             errno.ENOSPC,
@@ -51,6 +59,22 @@ def _calm() -> None:
     """Libraries' progress notes and deprecations are not for the person who trains."""
     logging.getLogger("absl").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=DeprecationWarning)
+
+
+def _without_absent_tpus() -> None:
+    """Where the TPU compiler is installed (for plans) and no accelerator is, JAX would load it,
+    ask the cloud where it is, complain, and refuse to be started twice."""
+    if "JAX_PLATFORMS" in os.environ or importlib.util.find_spec("libtpu") is None:
+        return
+    others = importlib.metadata.entry_points(group="jax_plugins")
+    if others or importlib.util.find_spec("jax_plugins") is not None or _tpu_is_here():
+        return
+    os.environ["JAX_PLATFORMS"] = "cpu"
+
+
+def _tpu_is_here(root: pathlib.Path = pathlib.Path("/")) -> bool:
+    """Whether a TPU's device file is there, as drivers name them."""
+    return any(root.glob("dev/accel*")) or any(root.glob("dev/vfio/[0-9]*"))
 
 
 def _overrides(options: argparse.Namespace, rest: list[str]) -> list[str]:
@@ -91,7 +115,71 @@ def make_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="start anew; an earlier run in --workdir is kept beside it",
     )
+    train.add_argument(
+        "--restarts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="start the run again up to N times when it dies (not after errors that you have to "
+        "put right)",
+    )
+    train.add_argument(
+        "--restart-wait",
+        type=float,
+        default=1.0,
+        metavar="SECONDS",
+        help="before the first restart; doubled each time, up to a minute (1)",
+    )
+    train.add_argument(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="where process 0 of several listens; SLURM steps find each other without it",
+    )
+    train.add_argument("--processes", type=int, metavar="N", help="how many processes there are")
+    train.add_argument("--process", type=int, metavar="I", help="which one this is, from 0")
+    train.add_argument(
+        "--start-timeout",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="how long to wait for all processes (300)",
+    )
+    train.add_argument(
+        "--lost-after",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="after how long a silence a process counts as lost (60)",
+    )
     train.set_defaults(run=_train, parser=train)
+
+    plan = commands.add_parser(
+        "plan",
+        help="compile the train step for a TPU pod or GPU cluster: memory, traffic, time",
+        allow_abbrev=False,
+    )
+    plan.add_argument(
+        "--config",
+        required=True,
+        help="a recipe, FILE.py or FILE.py:ARGUMENT; --config.KEY=VALUE changes a key",
+    )
+    plan.add_argument(
+        "--topology",
+        required=True,
+        help="the machine: v5e:16x16, v5p:8x8x8, v5e:16x16*2 (two slices), h100:8x8, cpu:8",
+    )
+    plan.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of a table"
+    )
+    plan.add_argument(
+        "--search",
+        nargs="?",
+        type=int,
+        const=9,
+        metavar="N",
+        help="try up to N (9) meshes, rematerialisation policies and microbatches",
+    )
+    plan.set_defaults(run=_plan, parser=plan)
 
     evaluate = commands.add_parser(
         "evaluate", help="evaluate a trained model again", allow_abbrev=False
@@ -183,13 +271,72 @@ def _add_workdir(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
+    from contrastive import processes as processes_lib
+
+    if options.restarts > 0:
+        return _supervise(options.restarts, options.restart_wait)
+    launch = processes_lib.find_launch(options.coordinator, options.processes, options.process)
+    if launch is None or launch.count == 1:
+        return _train_in(processes_lib.Processes(), options)
+    processes = processes_lib.start(
+        launch, limit=options.start_timeout, lost_after=options.lost_after
+    )
+    try:
+        return _train_in(processes, options)
+    except Exception as error:
+        known = error if isinstance(error, UserError) else None
+        if known is None or not isinstance(error.__cause__, UserError | None):
+            known = processes.explain(error) or known  # perhaps another process is behind it
+        if known is None or os.environ.get("CONTRASTIVE_DEBUG"):
+            traceback.print_exc()
+        if known is None:
+            processes.leave(f"{type(error).__name__}: {error}", 1)
+        processes.leave(str(known), _fail(options.command, str(known), status=known.status))
+
+
+def _train_in(processes: "processes_lib.Processes", options: argparse.Namespace) -> int:
     import jax
 
     from contrastive.commands.train import train
     from contrastive.recipe import load_recipe
 
-    recipe = load_recipe(options.config, options.overrides)
-    return train(recipe, options.workdir, new=options.new, devices=jax.devices())
+    recipe = processes.together(
+        lambda: load_recipe(options.config, options.overrides), "reading the recipe"
+    )
+    return train(
+        recipe,
+        options.workdir,
+        new=options.new,
+        devices=jax.devices(),
+        processes=processes,
+        stream=sys.stdout if processes.first else io.StringIO(),
+    )
+
+
+def _supervise(restarts: int, wait: float) -> int:
+    """The command that was given, in a child process that is started again when it dies."""
+    from contrastive.training.supervisor import Supervisor, without_option
+
+    command = [sys.executable, *without_option(sys.orig_argv[1:], "--restarts")]
+
+    def say(text: str) -> None:
+        print(f"contrastive train: {text}", file=sys.stderr, flush=True)
+
+    return Supervisor(command, restarts, say=say, wait=wait).run()
+
+
+def _plan(options: argparse.Namespace) -> int:
+    os.environ["JAX_PLATFORMS"] = "cpu"  # what is planned for is not here
+
+    from contrastive.commands.plan import plan
+
+    return plan(
+        options.config,
+        options.overrides,
+        options.topology,
+        as_json=options.json,
+        search=options.search,
+    )
 
 
 def _data(options: argparse.Namespace) -> int:

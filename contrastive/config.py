@@ -65,6 +65,8 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
     if origin in (Union, types.UnionType):
         return _convert_union(arguments, value, path)
     if origin is Literal:
+        if value is None and "none" in arguments:
+            return "none"  # as the command line reads the word
         if value not in arguments:
             raise ConfigError(
                 f"{path} = {value!r} is not one of {', '.join(map(repr, arguments))}"

@@ -5,6 +5,8 @@ class UserError(Exception):
     """Something that the user can put right: the message says what was given, what was expected
     and what to do. The command line prints it in one sentence, without a traceback."""
 
+    status = 2  # exit status of the command
+
 
 class ConfigError(UserError):
     """A key of the configuration is unknown, unused, of the wrong type or contradicts another."""

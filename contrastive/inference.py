@@ -22,9 +22,9 @@ from contrastive.data.transforms import decode_image, evaluation_image
 from contrastive.errors import DataError
 from contrastive.geometry import normalize
 from contrastive.mesh import (
-    BATCH_AXES,
     Devices,
     MeshConfig,
+    batch_parts,
     batch_sharding,
     make_mesh,
     replicated,
@@ -59,6 +59,13 @@ def build_towers(recipe: ModelSettings, tokenizer: Tokenizer, *, rngs: nnx.Rngs)
     return TwoTower(recipe.model, **_sizes(recipe, tokenizer), rngs=rngs)
 
 
+def abstract_towers(
+    recipe: ModelSettings, *, vocabulary_size: int, pad_id: int = 0, rngs: nnx.Rngs
+) -> TwoTower:
+    """:func:`build_towers` where only the size of the vocabulary is known: for plans."""
+    return TwoTower(recipe.model, **_sizes_of(recipe, vocabulary_size, pad_id), rngs=rngs)
+
+
 def initial_towers(recipe: ModelSettings, tokenizer: Tokenizer, seed: int) -> TwoTower:
     """:func:`build_towers` as one program; the parameters depend only on the seed."""
     abstract = nnx.eval_shape(lambda: build_towers(recipe, tokenizer, rngs=nnx.Rngs(0)))
@@ -70,12 +77,16 @@ def initial_towers(recipe: ModelSettings, tokenizer: Tokenizer, seed: int) -> Tw
 
 
 def _sizes(recipe: ModelSettings, tokenizer: Tokenizer) -> dict[str, Any]:
+    return _sizes_of(recipe, tokenizer.vocabulary_size, tokenizer.pad_id)
+
+
+def _sizes_of(recipe: ModelSettings, vocabulary_size: int, pad_id: int) -> dict[str, Any]:
     scale, bias = start_values(recipe.loss, recipe.batch_size)
     return {
         "image_size": recipe.data.image_size,
         "text_length": recipe.data.text_length,
-        "vocabulary_size": tokenizer.vocabulary_size,
-        "pad_id": tokenizer.pad_id,
+        "vocabulary_size": vocabulary_size,
+        "pad_id": pad_id,
         "scale_init": scale,
         "bias_init": bias,
     }
@@ -119,7 +130,7 @@ class Model:
             mesh = make_mesh(MeshConfig(), jax.devices()[:1] if devices is None else devices)
             parameters = jax.device_put(parameters, replicated(mesh))
         self._mesh, self._parameters = mesh, parameters
-        parts = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+        parts = batch_parts(mesh)
         self.batch_size = math.ceil(batch_size / parts) * parts
 
     @property

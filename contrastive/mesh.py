@@ -10,22 +10,29 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from contrastive.errors import ConfigError
 
 Devices: TypeAlias = Sequence[Any]  # of jax.Device, a name that exists at run time only
 
-# The batch is cut over these; the order is the order of the axes in the mesh.
-BATCH_AXES = ("data", "fsdp")
+# The batch is cut over these; the order is the order of the axes in the mesh, slow links first.
+BATCH_AXES = ("slice", "data", "fsdp")
+
+# Where the logical axes of parameters go; see contrastive.towers.LOGICAL_AXES. All others are
+# whole. Optimizer moments and moving averages lie where their parameters lie.
+PARAMETER_RULES = (("embed", "fsdp"), ("mlp", "tensor"), ("heads", "tensor"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshConfig:
     """How many devices lie along each axis; -1 takes what is left (at most one axis may say so)."""
 
+    slice: int = 1  # TPU slices, or groups of nodes, with slow links between them: replicas
     data: int = -1  # replicas: each holds all parameters and a part of the batch
     fsdp: int = 1  # parameters, optimizer state and batch are cut over this axis
+    tensor: int = 1  # hidden units and heads are cut over this axis, the batch is not
 
     def __post_init__(self) -> None:
         sizes = dataclasses.astuple(self)
@@ -39,8 +46,12 @@ class MeshConfig:
 def make_mesh(config: MeshConfig, devices: Devices) -> Mesh:
     """A mesh with Explicit axes over ``devices``.
 
+    On TPU the inner axes follow the links of the torus, and ``slice`` follows the slices. Elsewhere
+    devices are taken in their order, which groups them by process.
+
     Raises:
-      ConfigError: The sizes do not multiply to the number of devices.
+      ConfigError: The sizes do not multiply to the number of devices, or ``slice`` is not the
+        number of TPU slices.
     """
     sizes = dataclasses.asdict(config)
     fixed = math.prod(size for size in sizes.values() if size != -1)
@@ -51,8 +62,27 @@ def make_mesh(config: MeshConfig, devices: Devices) -> Mesh:
             f"multiply to {len(devices)}, or one of them has to be -1."
         )
     return Mesh(
-        np.array(devices).reshape(shape), tuple(sizes), axis_types=(AxisType.Explicit,) * len(shape)
+        _arranged(shape, devices), tuple(sizes), axis_types=(AxisType.Explicit,) * len(shape)
     )
+
+
+def _arranged(shape: list[int], devices: Devices) -> np.ndarray:
+    if devices[0].platform != "tpu":
+        return np.array(devices).reshape(shape)
+    groups: dict[int, list[Any]] = {}
+    for device in devices:
+        groups.setdefault(getattr(device, "slice_index", 0), []).append(device)
+    if len(groups) != shape[0]:
+        raise ConfigError(
+            f"config.mesh.slice = {shape[0]}, but the devices lie in {len(groups)} TPU slice(s); "
+            f"set config.mesh.slice={len(groups)}."
+        )
+    options = {"allow_split_physical_axes": True}
+    inner = [
+        mesh_utils.create_device_mesh(shape[1:], group, **options)
+        for _, group in sorted(groups.items())
+    ]
+    return np.stack(inner)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
@@ -65,9 +95,14 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
+def batch_parts(mesh: Mesh) -> int:
+    """Into how many parts the batch is cut."""
+    return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+
+
 def check_batch_divides(batch_size: int, mesh: Mesh) -> None:
     """Raises :class:`ConfigError` unless the batch can be cut evenly over the batch axes."""
-    parts = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+    parts = batch_parts(mesh)
     if batch_size % parts:
         low, high = batch_size // parts * parts, -(-batch_size // parts) * parts
         choices = f"{high}" if low == 0 else f"{low} or {high}"

@@ -19,10 +19,13 @@ from contrastive import losses
 from contrastive.errors import ConfigError
 from contrastive.geometry import normalize
 from contrastive.logits import LogitPartition, RowStatistics
+from contrastive.mesh import BATCH_AXES, batch_parts
+from contrastive.microbatches import encode_rows
 from contrastive.temperature import initial_bias, initial_log_scale
 from contrastive.towers import TwoTower
 
 Batch = dict[str, jax.Array]
+LOSS_SCOPE = "contrastive_loss"
 Objective = Callable[[TwoTower, Batch, jax.Array], tuple[Array, dict[str, Array]]]
 
 
@@ -78,25 +81,32 @@ def make_partition(config: LossConfig, mesh: jax.sharding.Mesh) -> LogitPartitio
     """How the logits are cut; None lets the loss read it from the inputs' types."""
     if config.exchange is None:
         return None
-    axes = tuple(name for name in mesh.axis_names if mesh.shape[name] > 1)
+    cut = batch_parts(mesh) > 1
     return LogitPartition(
-        mesh=mesh if axes else None,
-        axes=axes or None,
+        mesh=mesh if cut else None,
+        axes=BATCH_AXES if cut else None,
         exchange=config.exchange,
         block_rows=config.block_rows,
         block_cols=config.block_cols,
     )
 
 
-def make_objective(config: LossConfig, partition: LogitPartition | None = None) -> Objective:
-    """The objective that the config names."""
+def make_objective(
+    config: LossConfig, partition: LogitPartition | None = None, *, microbatches: int = 1
+) -> Objective:
+    """The objective that the config names.
+
+    Args:
+      config: Loss, scale and masks.
+      partition: How the logits are cut; None: read from the inputs' types.
+      microbatches: Chunks that the encoders run in; the loss sees the whole batch
+        (:mod:`contrastive.microbatches`).
+    """
 
     def objective(
         model: TwoTower, batch: Batch, key: jax.Array
     ) -> tuple[Float[Array, ""], dict[str, Array]]:
-        rngs = nnx.Rngs(dropout=key)
-        images = normalize(model.encode_image(batch["image"], deterministic=False, rngs=rngs))
-        texts = normalize(model.encode_text(batch["text"], deterministic=False, rngs=rngs))
+        images, texts = (normalize(rows) for rows in _encode(model, batch, key, microbatches))
         scale = jnp.exp(model.log_scale[...])
         ids = batch["id"] if config.mask_duplicates else None
         common: dict[str, Any] = {"partition": partition, "return_statistics": True}
@@ -105,18 +115,50 @@ def make_objective(config: LossConfig, partition: LogitPartition | None = None) 
         if config.name == "siglip":
             assert model.bias is not None
             bias = model.bias[...]
-            loss, stats = losses.sigmoid_loss(images, texts, scale, bias, ids=ids, **common)
+            loss, stats = _in_scope(losses.sigmoid_loss)(
+                images, texts, scale, bias, ids=ids, **common
+            )
             metrics["bias"] = bias
         elif config.name == "clip":
             bias = jnp.zeros(())
-            loss, stats = losses.clip_loss(images, texts, scale, ids=ids, **common)
+            loss, stats = _in_scope(losses.clip_loss)(images, texts, scale, ids=ids, **common)
         else:
             bias = jnp.zeros(())
-            loss, stats = losses.info_nce(images, texts, scale, key_ids=ids, **common)
+            loss, stats = _in_scope(losses.info_nce)(images, texts, scale, key_ids=ids, **common)
         assert isinstance(stats, RowStatistics)
         return loss, metrics | _watch(stats, scale, bias)
 
     return objective
+
+
+def _encode(
+    model: TwoTower, batch: Batch, key: jax.Array, microbatches: int
+) -> tuple[Float[Array, "batch dim"], Float[Array, "batch dim"]]:
+    """Raw rows of both views. Dropout's key is the first of the stream for images, the second for
+    texts, in every chunk: the row's number makes the difference."""
+
+    def image(x: Array, rows: Array) -> Array:
+        return model.encode_image(x, deterministic=False, rngs=nnx.Rngs(dropout=key), rows=rows)
+
+    def text(x: Array, rows: Array) -> Array:
+        rngs = nnx.Rngs(dropout=key)
+        rngs.dropout()
+        return model.encode_text(x, deterministic=False, rngs=rngs, rows=rows)
+
+    return (
+        encode_rows(image, batch["image"], microbatches),
+        encode_rows(text, batch["text"], microbatches),
+    )
+
+
+def _in_scope(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """``loss`` under the name by which profiles and plans find its part of the program."""
+
+    def named(*args: Any, **options: Any) -> Any:
+        with jax.named_scope(LOSS_SCOPE):
+            return loss(*args, **options)
+
+    return named
 
 
 def _watch(stats: RowStatistics, scale: Array, bias: Array) -> dict[str, Array]:

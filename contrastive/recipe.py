@@ -19,6 +19,36 @@ from contrastive.training.optimizer import OptimizerConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How a step is carried out. Nothing here changes what it computes."""
+
+    microbatches: int = 1  # chunks that the encoders run in; the loss is of the whole batch
+    watchdog_seconds: float | None = 600.0  # a step that takes longer ends the run; None: no limit
+    profile: str | None = None  # "start:stop": these steps are traced, into WORKDIR/profile
+
+    def __post_init__(self) -> None:
+        if self.microbatches < 1:
+            raise ConfigError(
+                f"config.train.microbatches = {self.microbatches} has to be at least 1."
+            )
+        if self.watchdog_seconds is not None and not self.watchdog_seconds > 0:
+            raise ConfigError("config.train.watchdog_seconds has to be positive, or None.")
+        self.profiled()
+
+    def profiled(self) -> range | None:
+        """The steps to trace; None: none."""
+        if self.profile is None:
+            return None
+        start, colon, stop = self.profile.partition(":")
+        if colon and start.isdecimal() and stop.isdecimal() and 0 < int(start) <= int(stop):
+            return range(int(start), int(stop) + 1)
+        raise ConfigError(
+            f"config.train.profile = {self.profile!r} has to be START:STOP, the first and the last "
+            "step to trace, such as 20:25."
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
     """Everything that a run is made from. The resolved form is saved as ``config.json``."""
 
@@ -31,7 +61,9 @@ class Recipe:
     model: TwoTowerConfig = dataclasses.field(default_factory=TwoTowerConfig)
     loss: LossConfig = dataclasses.field(default_factory=LossConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
+    init_from: str | None = None  # folder of an earlier run whose parameters this one starts with
     average_decay: float | None = None  # moving average of the parameters, used by evaluation
+    train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     eval: EvaluationConfig = dataclasses.field(default_factory=EvaluationConfig)
@@ -48,6 +80,12 @@ class Recipe:
                 f"config.stop_at = {self.stop_at} has to lie between 1 and config.total_steps = "
                 f"{self.total_steps}."
             )
+        best = self.checkpoint.best
+        if best is not None and best.startswith("evaluation/") and not self.eval.every:
+            raise ConfigError(
+                f"config.checkpoint.best = {best!r} needs evaluations during the run; "
+                "config.eval.every is 0."
+            )
         if self.average_decay is not None and not 0 < self.average_decay < 1:
             raise ConfigError("config.average_decay has to lie between 0 and 1, or be None.")
 
@@ -56,6 +94,7 @@ class Recipe:
 RESUMABLE = (
     "name",
     "stop_at",
+    "train",
     "mesh",
     "checkpoint",
     "eval",

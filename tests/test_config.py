@@ -29,6 +29,7 @@ class Root:
     limit: float | None = None
     stop: int | None = None
     fast: bool = False
+    effort: Literal["none", "full"] = "full"
     shape: Round | Square = dataclasses.field(default_factory=Round)
 
 
@@ -38,6 +39,10 @@ def build(**values):
 
 def resolve(*overrides, **values):
     return config_lib.resolve(Root, ConfigDict({"steps": 3, **values}), overrides)
+
+
+def test_the_word_none_is_a_value_where_it_is_one_of_the_choices():
+    assert resolve("--config.effort=none", "--config.limit=none").effort == "none"
 
 
 def test_defaults_fill_what_the_recipe_leaves_out():

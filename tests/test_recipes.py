@@ -13,7 +13,11 @@ from contrastive.errors import ConfigError
 from contrastive.recipe import check_resumable, load_recipe, read_recipe, write_recipe
 
 ROOT = pathlib.Path(__file__).parents[1]
-RECIPES = ("emoji.py:clip", "emoji.py:siglip", "emoji.py:info_nce")
+RECIPES = (
+    *("emoji.py:clip", "emoji.py:siglip", "emoji.py:info_nce"),
+    *("clip.py:b32", "clip.py:b16", "clip.py:l14", "clip.py:h14"),
+    *("siglip.py:b16", "siglip.py:l16", "siglip.py:so400m", "siglip.py:g"),
+)
 
 
 @pytest.mark.parametrize("spec", RECIPES)

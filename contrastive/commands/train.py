@@ -1,30 +1,39 @@
 """``contrastive train``: the main job. The same command again resumes."""
 
+import contextlib
 import dataclasses
+import hashlib
 import json
 import pathlib
 import signal
 import sys
+import tempfile
 from typing import Any
 
 import jax
 from flax import nnx
 
+from contrastive import config as config_lib
 from contrastive import mesh as mesh_lib
+from contrastive.assembly import Program, make_program
 from contrastive.commands import workdir as workdir_lib
 from contrastive.commands.evaluate import save_evaluation
-from contrastive.data.pipeline import BatchLoader, open_source
+from contrastive.data.pipeline import open_batches, open_source
 from contrastive.data.tokenizer import Tokenizer, load_tokenizer
 from contrastive.evaluation.suite import evaluate, format_table
 from contrastive.inference import Model, build_towers
-from contrastive.objectives import make_objective, make_partition, scale_limit
+from contrastive.microbatches import check_microbatches
+from contrastive.objectives import scale_limit
+from contrastive.processes import Processes, SharedFlag, code_digest, part_of_batch
 from contrastive.recipe import Recipe, check_resumable, read_recipe, write_recipe
 from contrastive.reporting import write_report
 from contrastive.temperature import project_log_scale
 from contrastive.training import checkpoint, logs, loop
-from contrastive.training.optimizer import make_optimizer, make_schedule
+from contrastive.training.hosts import SameShapes
+from contrastive.training.profiler import Profiler
 from contrastive.training.state import TrainState, init_state
-from contrastive.training.step import make_train_step
+from contrastive.training.warm_start import take_tokenizer, warm_start
+from contrastive.training.watchdog import Watchdog
 
 
 def train(
@@ -33,6 +42,7 @@ def train(
     *,
     new: bool,
     devices: mesh_lib.Devices,
+    processes: Processes | None = None,
     stream: Any = sys.stdout,
 ) -> int:
     """Trains, evaluates and writes the report.
@@ -41,7 +51,8 @@ def train(
       recipe: The resolved settings.
       workdir: The run's folder; a run in it is resumed.
       new: Set an earlier run aside and start at step 0.
-      devices: What the mesh is made of.
+      devices: What the mesh is made of: those of all processes.
+      processes: Those that train together; None: this one alone.
       stream: Where the terminal output goes.
 
     Returns:
@@ -51,19 +62,31 @@ def train(
     Raises:
       UserError: With one sentence that says what to do.
     """
+    processes = processes or Processes()
     mesh = mesh_lib.make_mesh(recipe.mesh, devices)
     mesh_lib.check_batch_divides(recipe.batch_size, mesh)
+    check_microbatches(recipe.batch_size, recipe.train.microbatches, mesh_lib.batch_parts(mesh))
+    with contextlib.ExitStack() as stack:
+        signals = stack.enter_context(_Signals())
+        watchdog = stack.enter_context(Watchdog(processes, recipe.train.watchdog_seconds))
+        processes.first_alone(
+            lambda: _open(recipe, workdir, new, stream, stack), "opening the workdir"
+        )
+        run = _Run(recipe, workdir, mesh, devices, processes, stream, signals, watchdog)
+        stack.callback(run.close)
+        return run.execute()
+
+
+def _open(
+    recipe: Recipe, workdir: pathlib.Path, new: bool, stream: Any, stack: contextlib.ExitStack
+) -> None:
+    """Takes the folder for this run, until ``stack`` is left."""
     if new and (old := workdir_lib.set_aside(workdir)):
         print(f"The earlier run is kept in {old}.", file=stream)
-    with workdir_lib.opened(workdir), _Signals() as signals:
-        if (workdir / "config.json").exists():
-            check_resumable(read_recipe(workdir), recipe, workdir)
-        write_recipe(workdir, recipe)
-        run = _Run(recipe, workdir, mesh, devices, stream, signals)
-        try:
-            return run.execute()
-        finally:
-            run.close()
+    stack.enter_context(workdir_lib.opened(workdir))
+    if (workdir / "config.json").exists():
+        check_resumable(read_recipe(workdir), recipe, workdir)
+    write_recipe(workdir, recipe)
 
 
 class _Signals:
@@ -95,76 +118,113 @@ class _Run:
         workdir: pathlib.Path,
         mesh: jax.sharding.Mesh,
         devices: mesh_lib.Devices,
+        processes: Processes,
         stream: Any,
         signals: _Signals,
+        watchdog: Watchdog,
     ) -> None:
         self.recipe, self.workdir, self.mesh, self.devices = recipe, workdir, mesh, devices
-        self.signals = signals
+        self.processes, self.signals, self.watchdog = processes, signals, watchdog
+        self.stop_flag = SharedFlag(processes, mesh)
+        self.profiler = Profiler(workdir, recipe.train.profiled(), processes)
+        self.newest_step, self.newest = 0, {}  # what was measured at the last step that was logged
+        self.stopped_by = 0  # the signal that ended the run, in whichever process it arrived
         self._evaluation = workdir / "evaluation.json"
         self.terminal = logs.Terminal(recipe.total_steps, stream=stream)
-        self.metrics = logs.MetricsFile(workdir / "metrics.jsonl")
-        self.checkpoints = checkpoint.Checkpointer(workdir, recipe.checkpoint, self.terminal.say)
+        self.metrics = logs.MetricsFile(workdir / "metrics.jsonl") if processes.first else None
+        self.checkpoints = checkpoint.Checkpointer(
+            workdir, recipe.checkpoint, self.terminal.say, processes
+        )
         self.tensorboard: logs.TensorBoard | None = None
-        self.loader: BatchLoader | None = None
+        self.loader: Any = None  # the batches: BatchLoader or SyntheticLoader
 
     def close(self) -> None:
         self.terminal.close()
+        self.profiler.close()
         if self.loader is not None:
             self.loader.close()
         if self.tensorboard is not None:
             self.tensorboard.close()
-        self.metrics.close()
+        if self.metrics is not None:
+            self.metrics.close()
         self.checkpoints.close()
 
     def execute(self) -> int:
         recipe = self.recipe
-        self.tokenizer = self._tokenizer()
-        self.loader = BatchLoader(
-            self.source,
-            recipe.data,
-            self.tokenizer,
-            batch_size=recipe.batch_size,
-            seed=recipe.seed,
-            error_log=self.workdir / "data_errors.jsonl",
-        )
-        schedule = make_schedule(recipe.optimizer, recipe.total_steps)
-        optimizer = make_optimizer(recipe.optimizer, schedule, max_scale=scale_limit(recipe.loss))
+        self.tokenizer = self.processes.first_then_others(self._tokenizer, "reading the tokenizer")
+        self.loader = self.processes.together(self._loader, "reading the data")
+        self._compare_hosts()
+        program = make_program(recipe, self.mesh)
         self.graphdef, state = init_state(
             lambda rngs: build_towers(recipe, self.tokenizer, rngs=rngs),
-            optimizer,
+            program.optimizer,
             self.mesh,
             recipe.seed,
-            average=recipe.average_decay is not None,
+            average=program.averages,
         )
         state, start = self._restore(state)
         stop = recipe.stop_at or recipe.total_steps
         if start < stop:
-            state, step = self._train(state, optimizer, schedule, start, stop)
+            state, step = self._train(state, program, start, stop)
         else:
             step = start
-        self.checkpoints.wait()
-        if step < recipe.total_steps:
-            return self._stopped(step)
-        self._finish(state)
+        with self.watchdog.paused():
+            self.checkpoints.wait()
+            if step < recipe.total_steps:
+                return self._stopped(step)
+            self._finish(state)
         return 0
 
+    def _loader(self) -> Any:
+        part, parts = part_of_batch(mesh_lib.batch_sharding(self.mesh), self.recipe.batch_size)
+        return open_batches(
+            self.source,
+            self.recipe.data,
+            self.tokenizer,
+            batch_size=self.recipe.batch_size,
+            seed=self.recipe.seed,
+            process_index=part,
+            process_count=parts,
+            error_log=self.workdir / "data_errors.jsonl",
+        )
+
+    def _compare_hosts(self) -> None:
+        if self.processes.count == 1:
+            return
+        assert self.loader is not None
+        config = json.dumps(config_lib.to_dict(self.recipe), sort_keys=True)
+        self.processes.compare(
+            {
+                "version of JAX": jax.__version__,
+                "code of the package": code_digest(),
+                "configuration": hashlib.sha256(config.encode()).hexdigest()[:16],
+                "data": str(self.loader.state()["fingerprint"]),
+                "tokenizer": str(self.tokenizer.vocabulary_size),
+            }
+        )
+
     def _tokenizer(self) -> Tokenizer:
+        if self.recipe.init_from is not None and self.processes.first:
+            take_tokenizer(pathlib.Path(self.recipe.init_from), self.workdir)
         self.source = open_source(self.recipe.data, "train")
         return load_tokenizer(self.recipe.data, self.source, self.workdir)
 
     def _restore(self, state: TrainState) -> tuple[TrainState, int]:
         restored = self.checkpoints.restore(checkpoint.abstract(state))
-        if restored is None:
-            self.metrics.cut(0)
-        else:
+        if self.metrics is not None:
+            self.metrics.cut(0 if restored is None else restored.position["metrics"])
+        if restored is not None:
             assert self.loader is not None
             self.loader.restore(restored.position["data"])
-            self.metrics.cut(restored.position["metrics"])
             state = self._project(restored.state)
             self.terminal.resume(restored.step)
             self.terminal.say(f"Resuming {self.workdir} at step {restored.step}.")
+        elif self.recipe.init_from is not None:
+            source = pathlib.Path(self.recipe.init_from)
+            state = self._project(warm_start(state, source, self.workdir, self.terminal.say))
         start = 0 if restored is None else restored.step
-        if self.recipe.log.tensorboard:
+        self.processes.compare({"step to start from": str(start)})
+        if self.recipe.log.tensorboard and self.processes.first:
             self.tensorboard = logs.TensorBoard(self.workdir / "tensorboard", resumed_at=start)
         return state, start
 
@@ -178,18 +238,12 @@ class _Run:
         return dataclasses.replace(state, parameters=parameters)
 
     def _train(
-        self, state: TrainState, optimizer: Any, schedule: Any, start: int, stop: int
+        self, state: TrainState, program: Program, start: int, stop: int
     ) -> tuple[TrainState, int]:
         recipe = self.recipe
-        self._evaluation.unlink(missing_ok=True)  # what an earlier `evaluate` said of this run
-        objective = make_objective(recipe.loss, make_partition(recipe.loss, self.mesh))
-        step_fn = make_train_step(
-            self.graphdef,
-            objective,
-            optimizer,
-            seed=recipe.seed,
-            average_decay=recipe.average_decay,
-        )
+        if self.processes.first:
+            self._evaluation.unlink(missing_ok=True)  # what an earlier `evaluate` said of this run
+        step_fn = program.step(self.graphdef)
         hooks = loop.Hooks(
             log=self._log,
             log_every=recipe.log.every,
@@ -197,23 +251,33 @@ class _Run:
             save_every=recipe.checkpoint.every,
             evaluate=self._evaluate_quickly,
             evaluate_every=recipe.eval.every,
-            stop_requested=lambda: self.signals.received is not None,
+            stop_requested=self._stop_requested,
+            finished=self.watchdog.finished,
+            pause=self.watchdog.paused,
+            dispatched=self.profiler,
         )
         count = sum(x.size for x in jax.tree.leaves(state.parameters))
         self.terminal.say(
             f"{recipe.name}: {count:,} parameters, {len(self.source):,} training pairs, batch "
             f"{recipe.batch_size}, {recipe.total_steps:,} steps on {self.mesh.size} "
-            f"{self.devices[0].platform} device(s)."
+            f"{self.devices[0].platform} device(s)"
+            + (f" in {self.processes.count} processes." if self.processes.count > 1 else ".")
         )
+        warmup = recipe.optimizer.warmup_steps
+        if warmup >= recipe.total_steps:
+            self.terminal.say(
+                f"The warm-up of {warmup} steps is not shorter than the run: the learning rate "
+                "does not reach its peak."
+            )
         assert self.loader is not None
         with jax.set_mesh(self.mesh):
             try:
                 return loop.run(
                     step_fn,
                     state,
-                    self.loader,
+                    SameShapes(self.loader, self.processes),
                     mesh_lib.batch_sharding(self.mesh),
-                    schedule,
+                    program.schedule,
                     hooks,
                     start=start,
                     stop=stop,
@@ -229,19 +293,35 @@ class _Run:
                     "config.optimizer.warmup_steps."
                 ) from error
 
+    def _stop_requested(self) -> bool:
+        self.stopped_by = self.stop_flag.read(self.signals.received or 0)
+        return self.stopped_by > 0
+
     def _log(self, step: int, metrics: dict[str, float]) -> None:
-        self.metrics.write(step, metrics)
+        self._measured(step, metrics)
+        if self.metrics is not None:
+            self.metrics.write(step, metrics)
         if self.tensorboard is not None:
             self.tensorboard.write(step, metrics)
         self.terminal.step(step, metrics)
 
     def _save(self, step: int, state: TrainState, data: dict[str, Any]) -> None:
-        self.checkpoints.save(step, state, {"data": data, "metrics": self.metrics.offset()})
+        offset = 0 if self.metrics is None else self.metrics.offset()  # process 0 writes both
+        position = {"data": data, "metrics": offset}
+        measured = self.newest if self.newest_step == step else {}
+        self.checkpoints.save(step, state, position, measured)
+
+    def _measured(self, step: int, metrics: dict[str, float]) -> None:
+        if step != self.newest_step:
+            self.newest_step, self.newest = step, {}
+        self.newest |= metrics
 
     def _evaluate_quickly(self, step: int, state: TrainState) -> None:
         results = evaluate(self._model(state), self.recipe, quick=True)
-        metrics = {f"evaluation/{name}": value for name, value in results.items()}
-        self.metrics.write(step, metrics)
+        metrics = {f"evaluation/{name}": float(value) for name, value in results.items()}
+        self._measured(step, metrics)
+        if self.metrics is not None:
+            self.metrics.write(step, metrics)
         if self.tensorboard is not None:
             self.tensorboard.write(step, metrics)
 
@@ -252,7 +332,7 @@ class _Run:
         )
 
     def _stopped(self, step: int) -> int:
-        number = self.signals.received
+        number = self.stopped_by
         why = f"by {signal.Signals(number).name}" if number else "at config.stop_at"
         self.terminal.say(
             f"Stopped {why} after step {step} of {self.recipe.total_steps}; checkpoint saved. "
@@ -263,11 +343,20 @@ class _Run:
     def _finish(self, state: TrainState) -> None:
         self.terminal.close()
         model = self._model(state)
-        if self._evaluation.exists():
-            results = json.loads(self._evaluation.read_text())
-        else:
-            self.terminal.say("Evaluating ...")
-            results = save_evaluation(self.workdir, model, self.recipe)
-        self.terminal.say(format_table(results))
-        page = write_report(self.workdir, model=model)
-        self.terminal.say(f"Report: {page}")
+        with contextlib.ExitStack() as stack:
+            # The model lies on the devices of all processes: all compute, and one writes.
+            target = self.workdir
+            if not self.processes.first:
+                target = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                write_recipe(target, self.recipe)
+            here = "yes" if self._evaluation.exists() else ""
+            done = self.processes.gather(here, "looking for the evaluation")[0]
+            if done:
+                results = json.loads(self._evaluation.read_text())
+            else:
+                self.terminal.say("Evaluating ...")
+                results = save_evaluation(target, model, self.recipe)
+            self.terminal.say(format_table(results))
+            page = write_report(target, model=model)
+            self.terminal.say(f"Report: {page}")
+            self.processes.gather("", "writing the report")

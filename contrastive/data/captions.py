@@ -34,25 +34,8 @@ def choose_captions(
             order = np.argsort(rank[i, : len(words)])
             parts = [words[int(j)] for j in order[:count]]
             caption = ", ".join([caption, *parts] if kind[i] == 1 else parts)
+        if config.templates and u[i, 2] < config.template_share:
+            template = config.templates[int(u[i, 3] * len(config.templates))]
+            caption = template.replace("{}", caption)
         chosen.append(caption)
-    if config.word_dropout:
-        chosen = _without_some_words(chosen, keys, config.word_dropout)
-    if config.templates:
-        for i, caption in enumerate(chosen):
-            if u[i, 2] < config.template_share:
-                template = config.templates[int(u[i, 3] * len(config.templates))]
-                chosen[i] = template.replace("{}", caption)
     return chosen
-
-
-def _without_some_words(
-    captions: Sequence[str], keys: UInt64[np.ndarray, " batch"], share: float
-) -> list[str]:
-    """Each word is left out with probability ``share``, but never all words of a caption."""
-    split = [caption.split() for caption in captions]
-    u = uniform(keys, "words", max(map(len, split)))
-    thinned = []
-    for words, draw in zip(split, u, strict=True):
-        kept = [word for word, x in zip(words, draw, strict=False) if x >= share]
-        thinned.append(" ".join(kept or [words[int(np.argmax(draw[: len(words)]))]]))
-    return thinned

@@ -11,6 +11,7 @@ from contrastive.errors import ConfigError
 
 Format = Literal[
     "emoji",
+    "synthetic",
     "csv",
     "tsv",
     "jsonl",
@@ -32,7 +33,8 @@ _FORMAT_OF_SUFFIX: dict[str, Format] = {
     ".arrayrecord": "array_record",
     ".tar": "webdataset",
 }
-_GROUP_OF_FORMAT = {"csv": "csv", "tsv": "csv", "emoji": "emoji"}  # the group that sets it up
+# The group of settings that a format reads; the others read "fields".
+_GROUP_OF_FORMAT = {"csv": "csv", "tsv": "csv", "emoji": "emoji", "synthetic": "synthetic"}
 _ROOM = 1.5  # pictures are kept this much larger than the tower's input while geometry is pending
 LEAST_VOCABULARY = 259  # 256 bytes, begin, end, padding
 
@@ -117,12 +119,23 @@ class TokenizerConfig:
     # A tokenizer.json or a SentencePiece .model (for bert also a vocab.txt, for clip a list of
     # merges); None = the preset's own, or without one learn a vocabulary from the captions.
     path: str | None = None
-    vocabulary_size: int = 4096  # entries at most, when learned; 259 are bytes and markers
+    # What is learned. "bpe": pieces down to bytes, so any text has ids. "words": whole words, and
+    # words that no training caption has are one unknown token: better where captions are few, so
+    # that pieces of words say little, and in languages that put spaces between words.
+    kind: Literal["bpe", "words"] = "bpe"
+    vocabulary_size: int = (
+        4096  # entries at most, when learned; of "bpe", 259 are bytes and markers
+    )
     begin_token: str | None = None  # None = the first known one that the vocabulary has, or none
     end_token: str | None = None  # likewise
     pad_token: str | None = None  # likewise, but there has to be one
+    hidden: float = 0.0  # share of a training caption's tokens that become the unknown token
 
     def __post_init__(self) -> None:
+        if not 0 <= self.hidden < 1:
+            raise ConfigError(
+                f"config.data.tokenizer.hidden = {self.hidden} has to be at least 0 and below 1."
+            )
         if self.vocabulary_size < LEAST_VOCABULARY:
             raise ConfigError(
                 f"config.data.tokenizer.vocabulary_size = {self.vocabulary_size} has to be at "
@@ -164,7 +177,6 @@ class CaptionConfig:
     name_and_keywords: float = 0.3  # weight of the caption and some keywords, in random order
     keywords: float = 0.3  # weight of some keywords without the caption
     most_keywords: int = 4  # how many keywords are taken at most; at least one is
-    word_dropout: float = 0.0  # share of the words that are left out; one always stays
     templates: tuple[str, ...] = ()  # for example ("a picture of {}",)
     template_share: float = 0.0  # share of captions that are put into one of the templates
 
@@ -179,12 +191,11 @@ class CaptionConfig:
             raise ConfigError(
                 f"config.data.captions.most_keywords = {self.most_keywords} has to be at least 1."
             )
-        for name in ("template_share", "word_dropout"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(
-                    f"config.data.captions.{name} = {getattr(self, name)} has to lie between 0 "
-                    "and 1."
-                )
+        if not 0 <= self.template_share <= 1:
+            raise ConfigError(
+                f"config.data.captions.template_share = {self.template_share} has to lie between 0 "
+                "and 1."
+            )
         if bool(self.template_share) != bool(self.templates):
             raise ConfigError(
                 "config.data.captions.templates and template_share go together; one of them is not "
@@ -236,11 +247,26 @@ class AugmentConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class SyntheticConfig:
+    """Random pairs, made as they are needed; sizes are those of the data and the tokenizer."""
+
+    examples: int = 1 << 20  # different pairs; the same ones come again after that many
+
+    def __post_init__(self) -> None:
+        if not 0 < self.examples < 2**31:
+            raise ConfigError(
+                f"config.data.synthetic.examples = {self.examples} has to lie between 1 and "
+                "2,147,483,647."
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Pairs, and how they become batches."""
 
-    # "emoji" (the built-in set), or your data: the path of a file, a folder, a pattern with * or
-    # {0000..0099}, or tfds:NAME. "{split}" in it stands for train, validation, test.
+    # "emoji" (the built-in set), "synthetic" (random pairs), or your data: the path of a file, a
+    # folder, a pattern with * or {0000..0099}, or tfds:NAME. "{split}" in it stands for train,
+    # validation, test.
     source: str = "emoji"
     format: Format | None = None  # of the source; None = by its name
     cache: str = "~/.cache/contrastive"  # where data sets are prepared
@@ -252,6 +278,7 @@ class DataConfig:
     csv: CsvConfig = dataclasses.field(default_factory=CsvConfig)
     fields: FieldsConfig = dataclasses.field(default_factory=FieldsConfig)
     emoji: EmojiConfig = dataclasses.field(default_factory=EmojiConfig)
+    synthetic: SyntheticConfig = dataclasses.field(default_factory=SyntheticConfig)
     # When samples are checked: all before the first batch, and bad ones are left out; or as they
     # come, and the row of a bad one gets weight 0. auto = before, up to 50,000 samples.
     check: Literal["auto", "before", "during"] = "auto"
@@ -262,7 +289,12 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         kind = self.format or _format_of_name(self.source)
-        for name, default in (("csv", CsvConfig()), ("fields", FieldsConfig())):
+        defaults = {
+            "csv": CsvConfig(),
+            "fields": FieldsConfig(),
+            "synthetic": SyntheticConfig(),
+        }
+        for name, default in defaults.items():
             used = kind is None or _GROUP_OF_FORMAT.get(kind, "fields") == name
             if not used and getattr(self, name) != default:
                 raise ConfigError(
@@ -306,8 +338,8 @@ class DataConfig:
 
 
 def _format_of_name(source: str) -> Format | None:
-    if source == "emoji":
-        return "emoji"
+    if source in ("emoji", "synthetic"):
+        return source
     if source.startswith("tfds:"):
         return "tfds"
     plain = re.sub(r"\{[^{}]*\}", "0", source)

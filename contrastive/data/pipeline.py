@@ -21,7 +21,7 @@ from PIL import Image
 from contrastive.data.augment import augment
 from contrastive.data.captions import choose_captions
 from contrastive.data.config import DataConfig
-from contrastive.data.draws import example_keys, shuffle_seed
+from contrastive.data.draws import example_keys, shuffle_seed, uniform
 from contrastive.data.examples import (
     EvaluationPairs,
     Examples,
@@ -32,6 +32,7 @@ from contrastive.data.examples import (
 )
 from contrastive.data.records import SampleError, Source
 from contrastive.data.sources import open_source
+from contrastive.data.synthetic import SyntheticLoader
 from contrastive.data.tokenizer import Tokenizer, load_tokenizer
 from contrastive.data.unchecked import Account, Bad, Fetched, UncheckedExamples
 from contrastive.errors import ConfigError, DataError
@@ -42,6 +43,7 @@ __all__ = [
     "EvaluationPairs",
     "Examples",
     "load_tokenizer",
+    "open_batches",
     "open_source",
     "read_evaluation_pairs",
     "read_examples",
@@ -49,6 +51,17 @@ __all__ = [
 
 Batch = dict[str, np.ndarray]
 _BEFORE = 50_000  # sets of so many samples are read through before the first batch
+
+
+def open_batches(
+    source: Source, config: DataConfig, tokenizer: Tokenizer, **options: Any
+) -> "BatchLoader | SyntheticLoader":
+    """The training batches of the source that the config names; options as of
+    :class:`BatchLoader`."""
+    if config.source == "synthetic":
+        options.pop("error_log", None)  # nothing can be wrong with them
+        return SyntheticLoader(config, tokenizer, **options)
+    return BatchLoader(source, config, tokenizer, **options)
 
 
 class _Loaded(NamedTuple):
@@ -153,6 +166,9 @@ class BatchLoader:
         config = self._config
         captions = choose_captions(found.captions, found.keywords, keys, config.captions)
         ids, truncated = self._tokenizer.encode_counted(captions)
+        hidden = self._config.tokenizer.hidden
+        if hidden:
+            ids = self._tokenizer.hide(ids, uniform(keys, "hidden", ids.shape[1]), hidden)
         batch = {
             "image": augment(found.images, keys, config.augment, config.image_size),
             "text": ids,

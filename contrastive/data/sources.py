@@ -7,6 +7,7 @@ from contrastive.data.config import DataConfig
 from contrastive.data.csv_source import CsvSource, read_csv
 from contrastive.data.records import Source, Subset
 from contrastive.data.splits import content_ids, rows_of_split
+from contrastive.errors import DataError
 
 __all__ = ["content_ids", "open_source"]
 
@@ -20,6 +21,12 @@ def open_source(config: DataConfig, split: str) -> Source:
     kind = config.kind
     if kind == "emoji":
         return _open_emoji(config, split)
+    if kind == "synthetic":
+        from contrastive.data.synthetic import SyntheticSource
+
+        if split != "train":
+            raise DataError(f"synthetic pairs have only the split 'train', not {split!r}.")
+        return SyntheticSource(config)
     if kind in ("csv", "tsv"):
         return _open_csv(config, split, kind)
     from contrastive.data import readers  # brings libraries that the formats above do without

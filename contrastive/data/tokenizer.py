@@ -1,10 +1,10 @@
 """Text to token ids, by the Hugging Face ``tokenizers`` library.
 
 Either a published model's is taken (:mod:`contrastive.data.vocabulary`), or a ``tokenizer.json`` is
-given, or a small byte-level BPE vocabulary is learned from the
-training captions, always the same from the same captions, and saved in the run's folder, where
-evaluation and search find it. A row of ids is begin token, text, end token, padding; a text that is
-too long loses its last tokens, never the end token.
+given, or a small vocabulary (byte-level BPE, or whole words) is learned from the training captions,
+always the same from the same captions. It is saved in the run's folder, where evaluation and search
+find it. A row of ids is begin token, text, end token, padding; a text that is too long loses its
+last tokens, never the end token.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import tokenizers
-from jaxtyping import Int32
+from jaxtyping import Float64, Int32
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from contrastive.data.config import DataConfig, TokenizerConfig
@@ -27,7 +27,9 @@ _BEGIN = ("<|begin|>", "<|startoftext|>", "[CLS]", "<s>", "<bos>")
 _END = ("<|end|>", "<|endoftext|>", "[SEP]", "</s>", "<eos>")
 _PAD = ("<|pad|>", "[PAD]", "<pad>")
 _LEARNED_FROM = 200_000  # records at most that a vocabulary is learned from
-_SPECIAL = (_PAD[0], _BEGIN[0], _END[0])
+_UNKNOWN = ("<|unknown|>", "[UNK]", "<unk>")
+MARKERS = (_PAD[0], _BEGIN[0], _END[0])
+"""The markers of a vocabulary that is made here, with ids 0, 1 and 2."""
 
 
 class Encoded(NamedTuple):
@@ -43,7 +45,8 @@ class Tokenizer:
     Attributes:
       length: Ids a text.
       vocabulary_size: All ids are below it.
-      pad_id, begin_id, end_id: The markers; the last two are None where there is no such token.
+      pad_id, begin_id, end_id, unknown_id: The markers; the last three are None where there is no
+        such token.
     """
 
     def __init__(
@@ -63,6 +66,12 @@ class Tokenizer:
         known = _BEGIN if self._rules is None else ()  # a preset without a begin token has none
         self.begin_id = self._find("begin_token", config.begin_token, known)
         self.end_id = self._find("end_token", config.end_token, _END)
+        self.unknown_id = self._find("", None, _UNKNOWN)
+        if config.hidden and self.unknown_id is None:
+            raise ConfigError(
+                "config.data.tokenizer.hidden needs a tokenizer with an unknown token "
+                f"({', '.join(_UNKNOWN)}), like config.data.tokenizer.kind = 'words'."
+            )
         pad_id = self._find("pad_token", config.pad_token, _PAD)
         if pad_id is None:
             raise ConfigError(
@@ -109,6 +118,15 @@ class Tokenizer:
             row[: len(ids)] = ids
         return Encoded(rows, truncated)
 
+    def hide(
+        self, ids: Int32[np.ndarray, "n length"], u: Float64[np.ndarray, "n length"], share: float
+    ) -> Int32[np.ndarray, "n length"]:
+        """Tokens of text, not the markers, become the unknown token where ``u < share``."""
+        assert self.unknown_id is not None
+        markers = [i for i in (self.pad_id, self.begin_id, self.end_id) if i is not None]
+        hidden = (u < share) & ~np.isin(ids, markers)
+        return np.where(hidden, np.int32(self.unknown_id), ids)
+
     def decode(self, ids: Iterable[int | np.integer]) -> str:
         """The text of a row of ids, without markers and padding (for reading by people)."""
         return self._backend.decode(self.without_markers(ids)).strip()
@@ -138,31 +156,48 @@ class Tokenizer:
 
 
 def train_tokenizer(texts: Iterable[str], *, length: int, config: TokenizerConfig) -> Tokenizer:
-    """Learns a byte-level BPE vocabulary: lower case, no unknown token, any language.
+    """Learns a vocabulary of the kind that the config names, in lower case.
 
-    Each distinct text counts once; a piece has to occur twice. The result depends only on the set
-    of texts.
+    Each distinct text counts once. The result depends only on the set of texts.
     """
-    backend = tokenizers.Tokenizer(models.BPE())
+    backend, trainer = _bpe(config) if config.kind == "bpe" else _words(config)
+    # Commas only list words; as tokens of their own they would be the commonest word of all.
+    separator = r"\s+" if config.kind == "bpe" else r"[\s,]+"
     backend.normalizer = normalizers.Sequence(
         [
             normalizers.NFKC(),
             normalizers.Lowercase(),
-            normalizers.Replace(tokenizers.Regex(r"\s+"), " "),
+            normalizers.Replace(tokenizers.Regex(separator), " "),
             normalizers.Strip(),
         ]
     )  # pyright: ignore[reportAttributeAccessIssue]
+    backend.train_from_iterator(sorted(set(texts)), trainer)
+    return Tokenizer(backend, length=length, config=config)
+
+
+def _bpe(config: TokenizerConfig) -> tuple[tokenizers.Tokenizer, trainers.BpeTrainer]:
+    """Pieces that occur at least twice, down to single bytes."""
+    backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)  # pyright: ignore[reportAttributeAccessIssue]
     backend.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
-    trainer = trainers.BpeTrainer(
+    return backend, trainers.BpeTrainer(
         vocab_size=config.vocabulary_size,
         min_frequency=2,
-        special_tokens=list(_SPECIAL),
+        special_tokens=list(MARKERS),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    backend.train_from_iterator(sorted(set(texts)), trainer)
-    return Tokenizer(backend, length=length, config=config)
+
+
+def _words(config: TokenizerConfig) -> tuple[tokenizers.Tokenizer, trainers.WordLevelTrainer]:
+    """Whole words and marks; the most frequent, if the vocabulary is too small for all."""
+    backend = tokenizers.Tokenizer(models.WordLevel(unk_token=_UNKNOWN[0]))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
+    return backend, trainers.WordLevelTrainer(
+        vocab_size=config.vocabulary_size,
+        special_tokens=[*MARKERS, _UNKNOWN[0]],
+        show_progress=False,
+    )
 
 
 def read_tokenizer(path: pathlib.Path | None, *, length: int, config: TokenizerConfig) -> Tokenizer:
@@ -201,7 +236,8 @@ def load_tokenizer(
     """The tokenizer of a run.
 
     The ``tokenizer.json`` of the workdir if there is one, else the file that the config names, else
-    one learned from the captions of ``source``. What was not yet there is saved in the workdir.
+    one learned from the captions of ``source`` (for synthetic data: one made up). What was not yet
+    there is saved in the workdir.
 
     Raises:
       DataError: There is none and no source to learn from, or a file is damaged.
@@ -213,6 +249,10 @@ def load_tokenizer(
     if settings.path is not None or settings.preset is not None:
         path = None if settings.path is None else pathlib.Path(settings.path).expanduser()
         tokenizer = read_tokenizer(path, length=config.text_length, config=settings)
+    elif config.source == "synthetic":
+        from contrastive.data.synthetic import synthetic_tokenizer
+
+        tokenizer = synthetic_tokenizer(config)
     elif source is not None:
         tokenizer = train_tokenizer(texts(source), length=config.text_length, config=settings)
     else:

@@ -84,6 +84,8 @@ def load_sets(
       only: Names of the sets to load; None: all.
       encoded: Also keep the pictures' files, to be shown at their own size.
     """
+    if data.source == "synthetic":
+        return []  # random pairs teach nothing about others
     build = _emoji_sets if data.source == "emoji" else _csv_sets
     sets = list(build(data, most, only))
     return sets if encoded else [dataclasses.replace(one, encoded=()) for one in sets]

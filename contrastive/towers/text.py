@@ -1,8 +1,9 @@
 """Transformer text tower: token and position embeddings, blocks, a final norm, pooling, projection.
 
 With ``causal=True, pooling="last", activation="quick_gelu", init="clip"`` it is CLIP's text tower
-(Radford et al. 2021); with ``causal=False, pooling="cls"`` or ``"mean"`` an encoder in the manner
-of BERT, pre-norm.
+(Radford et al. 2021); with ``padding="read", pooling="last", init="siglip"`` it is SigLIP's (Zhai
+et al. 2023); with ``causal=False, pooling="cls"`` or ``"mean"`` an encoder in the manner of BERT,
+pre-norm.
 """
 
 import dataclasses
@@ -29,6 +30,9 @@ class TextTransformerConfig(TransformerConfig):
     length: int = 0  # rows of the position table; 0: the text length of the data
     causal: bool = False  # each token sees only those before it
     pooling: Pooling = "mean"  # over the tokens that are not padding; last: the end-of-text token
+    padding: Literal["masked", "read"] = (
+        "masked"  # read: padding is a token like any other (SigLIP)
+    )
 
     path: ClassVar[str] = "config.model.text"
 
@@ -42,7 +46,8 @@ class TextTransformerConfig(TransformerConfig):
 
 
 class TextTransformer(nnx.Module):
-    """Tokens ``int32 [batch, length]`` to rows ``[batch, output]``; padding changes nothing.
+    """Tokens ``int32 [batch, length]`` to rows ``[batch, output]``; padding that is masked changes
+    nothing.
 
     Args:
       config: Settings.
@@ -102,6 +107,8 @@ class TextTransformer(nnx.Module):
                 x, self.config.dropout, *layers.keep_masks(x, self.config.dropout, first)
             )
         mask = tokens != self.pad_id
+        if self.config.padding == "read":
+            mask = jnp.ones_like(mask)
         x = self.transformer(x, mask=mask[:, None], causal=self.config.causal, keys=keys)
         x = pool(self.norm(x), mask, self.config.pooling)
         return x if self.projection is None else self.projection(x)

@@ -63,7 +63,7 @@ class TransformerConfig:
     @property
     def hidden(self) -> int:
         """Hidden units of the MLP."""
-        return int(self.width * self.mlp_ratio)
+        return round(self.width * self.mlp_ratio)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ class VisionTransformerConfig(TransformerConfig):
     patch_size: int = 8  # side of a patch in pixels; has to divide the image size
     pooling: Literal["mean", "cls", "map"] = "mean"  # map: attention with a learned query (SigLIP)
     pre_norm: bool = False  # a LayerNorm before the first block, as CLIP has
+    patch_bias: bool = True  # a bias on the patch projection; CLIP has none
 
     path: ClassVar[str] = "config.model.image"
 
@@ -59,6 +60,7 @@ class VisionTransformer(nnx.Module):
             width,
             axes=("patch", "embed"),
             init=layers.normal((3 * config.patch_size**2) ** -0.5),
+            bias=layers.zeros if config.patch_bias else None,
             rngs=rngs,
         )
 

@@ -5,17 +5,20 @@ ones that do not are named with the reason. Nothing is ever restarted from zero 
 """
 
 import dataclasses
+import json
 import logging
 import pathlib
 import re
 import shutil
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import jax
 import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers as policies
 
 from contrastive.errors import CheckpointError, ConfigError
+from contrastive.processes import Processes
 
 Notify = Callable[[str], None]
 
@@ -26,10 +29,45 @@ class CheckpointConfig:
 
     every: int = 200  # steps between checkpoints; 0 = only at the end and when told to stop
     keep: int = 2  # the newest so many are kept
+    keep_every: int = 0  # those of every so many steps are kept for good; 0: none
+    # Also keep the best by this number: of a training step ("loss") or of a quick evaluation
+    # ("evaluation/SET/TASK/METRIC")
+    best: str | None = None
+    best_mode: Literal["max", "min"] = "max"  # which values of it are better
+    keep_best: int = 1  # how many of the best are kept
 
     def __post_init__(self) -> None:
-        if self.every < 0 or self.keep < 1:
-            raise ConfigError("config.checkpoint: every has to be >= 0 and keep >= 1.")
+        if self.every < 0 or self.keep < 1 or self.keep_every < 0 or self.keep_best < 1:
+            raise ConfigError(
+                "config.checkpoint: every and keep_every have to be >= 0, keep and keep_best >= 1."
+            )
+        if self.keep_every and (not self.every or self.keep_every % self.every):
+            raise ConfigError(
+                f"config.checkpoint.keep_every = {self.keep_every} has to be a multiple of "
+                f"config.checkpoint.every = {self.every}: no others are written."
+            )
+        if self.best is None and (self.best_mode != "max" or self.keep_best != 1):
+            raise ConfigError(
+                "config.checkpoint.best_mode and keep_best say which checkpoints are the best by "
+                "config.checkpoint.best, which is not set."
+            )
+
+    def preservation(self) -> Any:
+        """Which checkpoints stay, as Orbax wants it."""
+        kept: list[Any] = [policies.LatestN(self.keep)]
+        if self.keep_every:
+            kept.append(policies.EveryNSteps(self.keep_every))
+        if self.best is not None:
+            name = self.best
+            kept.append(
+                policies.BestN(
+                    get_metric_fn=lambda metrics: metrics[name],
+                    reverse=self.best_mode == "min",
+                    n=self.keep_best,
+                    keep_checkpoints_without_metrics=False,
+                )
+            )
+        return policies.AnyPreservationPolicy(kept)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,10 +90,18 @@ class Checkpointer:
       workdir: The run's folder.
       config: Cadence and retention.
       notify: Receives a sentence about every checkpoint that had to be skipped.
+      processes: Those that train together; all call every method.
     """
 
-    def __init__(self, workdir: pathlib.Path, config: CheckpointConfig, notify: Notify) -> None:
+    def __init__(
+        self,
+        workdir: pathlib.Path,
+        config: CheckpointConfig,
+        notify: Notify,
+        processes: Processes | None = None,
+    ) -> None:
         _quiet()
+        self._processes = processes or Processes()
         self._folder = workdir.resolve() / "checkpoints"
         self._config = config
         self._notify = notify
@@ -64,7 +110,9 @@ class Checkpointer:
     def _open(self) -> ocp.CheckpointManager:
         if self._manager is None:
             options = ocp.CheckpointManagerOptions(
-                max_to_keep=self._config.keep, create=True, cleanup_tmp_directories=True
+                preservation_policy=self._config.preservation(),
+                create=True,
+                cleanup_tmp_directories=True,
             )
             self._manager = ocp.CheckpointManager(self._folder, options=options)
         return self._manager
@@ -78,18 +126,23 @@ class Checkpointer:
         Raises:
           CheckpointError: There are checkpoints and none can be read.
         """
-        steps = list_steps(self._folder)
+        steps = self._listed()
         skipped = []
         for step in reversed(steps):
+            restored, reason = None, ""
             try:
                 restored = _read(self._folder / str(step), target)
             except Exception as error:  # any damage: the reason is reported and the next is tried
-                reason = f"checkpoint {step} is damaged ({_first_line(error)})"
-                self._notify(f"Skipping {reason}.")
+                reason = _first_line(error) or "unknown"
+            reasons = self._processes.gather(reason, f"reading checkpoint {step}")
+            reason = next((r for r in reasons if r), "")
+            if restored is None or reason:
+                self._notify(f"Skipping checkpoint {step}: it is damaged ({reason}).")
                 skipped.append(step)
                 continue
-            for bad in skipped:  # out of the way, so that its step can be written again
-                _set_aside(self._folder / str(bad))
+            self._processes.first_alone(
+                lambda: self._set_aside(skipped), "setting damaged checkpoints aside"
+            )
             return Restored(step, restored["state"], restored["position"])
         if steps:
             raise CheckpointError(
@@ -98,9 +151,38 @@ class Checkpointer:
             )
         return None
 
-    def save(self, step: int, state: Any, position: dict[str, Any]) -> None:
-        """Starts writing in the background; an error of the write before surfaces here."""
+    def _listed(self) -> list[int]:
+        """The steps that process 0 sees."""
+        mine = json.dumps(list_steps(self._folder) if self._processes.first else [])
+        return json.loads(self._processes.gather(mine, "listing the checkpoints")[0])
+
+    def _set_aside(self, steps: list[int]) -> None:
+        """Out of the way, so that a step can be written again."""
+        for step in steps:
+            _set_aside(self._folder / str(step))
+
+    def save(
+        self,
+        step: int,
+        state: Any,
+        position: dict[str, Any],
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """Starts writing in the background; an error of the write before surfaces here.
+
+        Args:
+          step: Names the checkpoint.
+          state: What is saved, cut over the devices as it is.
+          position: Of the data and of the logs; JSON.
+          metrics: What was measured at this step; without ``config.best`` among it, the checkpoint
+            is not one of the best.
+
+        Raises:
+          CheckpointError: This or the write before failed.
+          ConfigError: ``config.best`` is not among numbers of its kind.
+        """
         manager = self._open()
+        judged = self._judged(metrics or {})
         try:
             manager.check_for_errors()
             manager.save(
@@ -108,12 +190,27 @@ class Checkpointer:
                 args=ocp.args.Composite(
                     state=ocp.args.StandardSave(state), position=ocp.args.JsonSave(position)
                 ),
+                metrics=judged,
                 force=True,
             )
         except Exception as error:
             raise CheckpointError(
                 f"writing checkpoint {step} to {self._folder} failed ({_first_line(error)})."
             ) from error
+
+    def _judged(self, metrics: Mapping[str, float]) -> dict[str, float] | None:
+        name = self._config.best
+        if name is None:
+            return None
+        if name in metrics:
+            return {name: metrics[name]}
+        evaluated = name.startswith("evaluation/")
+        known = [m for m in sorted(metrics) if m.startswith("evaluation/") == evaluated]
+        if known:
+            raise ConfigError(
+                f"config.checkpoint.best = {name!r} is not measured; known are {', '.join(known)}."
+            )
+        return None
 
     def wait(self) -> None:
         """Blocks until everything is on disk.
@@ -138,10 +235,14 @@ class Checkpointer:
         return steps[-1] if steps else None
 
     def close(self) -> None:
-        """Ends the background threads; does not wait for a failed write to succeed."""
+        """Ends the background threads. A write that fails now does so beside an error that is being
+        reported already: it is only mentioned."""
         if self._manager is not None:
             manager, self._manager = self._manager, None
-            manager.close()
+            try:
+                manager.close()
+            except Exception as error:
+                self._notify(f"The last checkpoint was not written ({_first_line(error)}).")
 
 
 def list_steps(folder: pathlib.Path) -> list[int]:

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -39,10 +40,16 @@ class Hooks:
     evaluate: Callable[[int, TrainState], None]
     evaluate_every: int
     stop_requested: Callable[[], bool]
+    finished: Callable[[int], None] = lambda step: None  # the numbers of a step are on the host
+    pause: Callable[[], AbstractContextManager[None]] = nullcontext  # around what is not a step
+    # Called with the number of each step once it is on its way, and with ``start`` before the first
+    dispatched: Callable[[int, Any], None] = lambda step, metrics: None
 
 
 class NonFiniteLoss(UserError):
     """The loss or the gradient became NaN or infinite."""
+
+    status = 3
 
 
 def run(
@@ -71,12 +78,14 @@ def run(
     step = start
     position = batches.state()
     batch = to_device(meter.waiting(batches), sharding) if step < stop else None
+    hooks.dispatched(step, None)
     while step < stop:
         assert batch is not None
         position = batches.state()
         size = batch["text"].shape[0]
         state, metrics = step_fn(state, batch)
         step += 1
+        hooks.dispatched(step, metrics)
         last = step == stop or hooks.stop_requested()
         batch = None if last else to_device(meter.waiting(batches), sharding)
         meter.add(step, size, metrics)
@@ -139,7 +148,7 @@ class _Meter:
             self._report(*self._pending.popleft())
 
     def paused(self) -> Any:
-        return _Pause(self)
+        return _Pause(self, self._hooks.pause())
 
     def shift(self, seconds: float) -> None:
         self._since += seconds
@@ -150,6 +159,7 @@ class _Meter:
         for name in ("loss", "gradient_norm"):
             if not math.isfinite(host[name]):
                 raise NonFiniteLoss(f"the {name.replace('_', ' ')} is {host[name]} at step {step}")
+        self._hooks.finished(step)
         if step % self._hooks.log_every:
             return
         now = time.perf_counter()
@@ -164,11 +174,13 @@ class _Meter:
 class _Pause:
     """Time inside does not count as training time."""
 
-    def __init__(self, meter: _Meter) -> None:
-        self._meter = meter
+    def __init__(self, meter: _Meter, around: AbstractContextManager[None]) -> None:
+        self._meter, self._around = meter, around
 
     def __enter__(self) -> None:
         self._begin = time.perf_counter()
+        self._around.__enter__()
 
     def __exit__(self, *_: object) -> None:
+        self._around.__exit__(None, None, None)
         self._meter.shift(time.perf_counter() - self._begin)

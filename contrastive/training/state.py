@@ -7,10 +7,12 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from contrastive.mesh import run_once_options
-from contrastive.towers import TwoTower
+from contrastive.errors import ConfigError
+from contrastive.mesh import PARAMETER_RULES, run_once_options
+from contrastive.temperature import path_names
+from contrastive.towers import TwoTower, axis_rules
 
 
 @jax.tree_util.register_dataclass
@@ -35,16 +37,47 @@ def init_state(
     Args:
       build: ``build(rngs) -> TwoTower``.
       optimizer: The chain whose state is created.
-      mesh: Where the parameters are born.
+      mesh: Where the parameters are born, cut by :data:`contrastive.mesh.PARAMETER_RULES`.
       seed: Of the initialisation.
       average: Whether a moving average of the parameters is kept.
 
     Returns:
       The graph definition, to be merged with ``state.parameters`` inside the loss, and the state.
+
+    Raises:
+      ConfigError: A parameter cannot be cut evenly over the mesh.
     """
+    graphdef, create = _creation(build, optimizer, mesh, average=average)
+    with jax.set_mesh(mesh):
+        options = run_once_options(mesh.devices.flat[0])
+        return graphdef, jax.jit(create, compiler_options=options)(jax.random.key(seed))
+
+
+def abstract_state(
+    build: Any, optimizer: optax.GradientTransformation, mesh: Mesh, *, average: bool
+) -> tuple[nnx.GraphDef[TwoTower], TrainState]:
+    """What :func:`init_state` would create, as shapes with shardings: nothing is allocated, and the
+    mesh may be one of devices that are not here."""
+    graphdef, create = _creation(build, optimizer, mesh, average=average)
+
+    def placed(x: Any) -> jax.ShapeDtypeStruct:
+        spec = PartitionSpec() if x.sharding is None else x.sharding.spec
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
+
+    with jax.set_mesh(mesh):
+        return graphdef, jax.tree.map(placed, jax.eval_shape(lambda: create(jax.random.key(0))))
+
+
+def _creation(
+    build: Any, optimizer: optax.GradientTransformation, mesh: Mesh, *, average: bool
+) -> tuple[nnx.GraphDef[TwoTower], Any]:
+    """The graph definition, and ``create(key) -> TrainState`` for use under the mesh."""
+    whole = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
+    _check_cuts(nnx.state(whole, nnx.Param), mesh)
 
     def create(key: jax.Array) -> TrainState:
-        parameters = nnx.state(build(nnx.Rngs(key)), nnx.Param)
+        with nnx.logical_axis_rules(axis_rules(*PARAMETER_RULES)):
+            parameters = nnx.state(build(nnx.Rngs(key)), nnx.Param)
         return TrainState(
             step=jnp.zeros((), jnp.int32),
             parameters=parameters,
@@ -52,8 +85,20 @@ def init_state(
             average=jax.tree.map(jnp.copy, parameters) if average else None,
         )
 
-    with jax.set_mesh(mesh):
-        graphdef = nnx.graphdef(nnx.eval_shape(lambda: build(nnx.Rngs(0))))
-        options = run_once_options(mesh.devices.flat[0])
-        state = jax.jit(create, compiler_options=options)(jax.random.key(seed))
-    return graphdef, state
+    return nnx.graphdef(whole), create
+
+
+def _check_cuts(parameters: Any, mesh: Mesh) -> None:
+    rules = dict(PARAMETER_RULES)
+    leaves = jax.tree_util.tree_leaves_with_path(
+        parameters, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)
+    )
+    for path, leaf in leaves:
+        axes = leaf.get_metadata().get("out_sharding") or ()
+        for size, name in zip(leaf.shape, axes, strict=False):
+            axis = rules.get(name)
+            if axis is not None and size % mesh.shape[axis]:
+                raise ConfigError(
+                    f"config.mesh.{axis} = {mesh.shape[axis]} does not divide the {size} entries "
+                    f"of the axis {name!r} of {'/'.join(path_names(path))}."
+                )

@@ -24,15 +24,31 @@ def make_train_step(
     *,
     seed: int,
     average_decay: float | None,
+    frozen: Callable[[Any], Any] | None = None,
+    accumulate: int = 1,
 ) -> TrainStep:
     """The compiled update ``(state, batch) -> (state, metrics)``; the old state is donated.
 
     Randomness (dropout) is a function of (seed, step) on global shapes, so it does not depend on
     the number of devices. The moving average warms up: its decay at step t is
-    ``min(average_decay, (1 + t) / (10 + t))``.
+    ``min(average_decay, (1 + t) / (10 + t))``, counted in updates.
+
+    Args:
+      graphdef: To be merged with the parameters.
+      objective: Loss and metrics of a model and a batch.
+      optimizer: The whole chain.
+      seed: Of the randomness inside the step.
+      average_decay: Of the moving average; None: none is kept.
+      frozen: ``frozen(parameters)`` is True for those that do not learn: nothing is computed for
+        their gradients.
+      accumulate: Batches to an update, as in the optimizer.
     """
 
     def loss_of(parameters: Any, batch: dict[str, jax.Array], key: jax.Array) -> Any:
+        if frozen is not None:
+            parameters = jax.tree.map(
+                lambda p, f: jax.lax.stop_gradient(p) if f else p, parameters, frozen(parameters)
+            )
         return objective(nnx.merge(graphdef, parameters), batch, key)
 
     def step(state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, Metrics]:
@@ -45,8 +61,10 @@ def make_train_step(
         parameters = optax.apply_updates(state.parameters, updates)
         average = state.average
         if average_decay is not None:
-            t = state.step.astype(jnp.float32)
+            t = (state.step // accumulate).astype(jnp.float32)
             decay = jnp.minimum(average_decay, (1.0 + t) / (10.0 + t))
+            if accumulate > 1:
+                decay = jnp.where((state.step + 1) % accumulate == 0, decay, 1.0)
             average = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, average, parameters)
         metrics = {"loss": loss, **metrics, "gradient_norm": optax.tree.norm(gradient)}
         state = dataclasses.replace(

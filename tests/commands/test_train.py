@@ -11,11 +11,13 @@ import time
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 
 from contrastive import config as config_lib
 from contrastive import objectives
 from contrastive.commands.train import train
 from contrastive.errors import ConfigError, UserError
+from contrastive.inference import load
 from contrastive.recipe import Recipe
 from contrastive.training.loop import NonFiniteLoss
 
@@ -129,10 +131,11 @@ def test_eight_devices_give_the_losses_of_one(tiny, tmp_path):
     np.testing.assert_allclose(eight, one, rtol=1e-5)
 
 
-def test_a_run_goes_on_with_another_number_of_devices(tiny, tmp_path):
+def test_a_run_goes_on_with_another_number_of_devices_and_another_mesh(tiny, tmp_path):
     run(tiny, tmp_path / "whole")
-    run(tiny, tmp_path / "moved", "stop_at=4", devices=1)
-    run(tiny, tmp_path / "moved", devices=4)
+    run(tiny, tmp_path / "moved", "stop_at=3", devices=1)
+    run(tiny, tmp_path / "moved", "stop_at=6", "mesh.fsdp=2", devices=4)
+    run(tiny, tmp_path / "moved", "mesh.slice=2", "mesh.fsdp=2", "mesh.tensor=2", devices=8)
     whole, moved = (
         [line["loss"] for line in training_lines(tmp_path / name)] for name in ("whole", "moved")
     )
@@ -190,3 +193,87 @@ def test_E16_a_termination_signal_saves_first_and_the_run_goes_on(tiny, tmp_path
     (step,) = (int(p.name) for p in (workdir / "checkpoints").iterdir())
     assert f"after step {step} of 2000" in output
     assert training_lines(workdir)[-1]["step"] == step
+
+
+def test_a_warm_start_takes_what_fits_and_says_what_does_not(tiny, tmp_path):
+    run(tiny, tmp_path / "first", "stop_at=2", "average_decay=0.9")
+    tiny.init_from = str(tmp_path / "first")
+    # A learning rate so small that one step shows the parameters that training started with.
+    said = run(
+        tiny, tmp_path / "second", "stop_at=1", "optimizer.learning_rate=1e-30",
+        "model.image.widths=(8, 24)",
+    )  # fmt: skip
+    assert f"Warm start from {tmp_path / 'first'}: " in said
+    assert "image/stages/1/kernel ([3, 3, 8, 16] there, [3, 3, 8, 24] here)" in said
+    assert "text" not in said.partition("as initialised")[2].partition("\n")[0]
+    first, second = load_towers(tmp_path / "first"), load_towers(tmp_path / "second")
+    np.testing.assert_array_equal(second.text.tokens[...], first.text.tokens[...])
+    np.testing.assert_array_equal(
+        second.image.stages[0].kernel[...], first.image.stages[0].kernel[...]
+    )
+    assert (tmp_path / "second" / "tokenizer.json").read_bytes() == (
+        tmp_path / "first" / "tokenizer.json"
+    ).read_bytes()
+
+
+def load_towers(workdir):
+    model = load(workdir)
+    return nnx.merge(model._graphdef, model._parameters)
+
+
+@pytest.mark.slow
+def test_the_best_checkpoint_is_kept_by_a_number_of_the_evaluation(tiny, tmp_path):
+    with pytest.raises(ConfigError, match=r"best = 'evaluation/x' needs evaluations"):
+        run(tiny, tmp_path / "run", "checkpoint.best=evaluation/x")
+    with pytest.raises(ConfigError, match=r"known are evaluation/train/geometry/alignment"):
+        run(tiny, tmp_path / "run", "checkpoint.best=evaluation/x", "eval.every=2",
+            "checkpoint.every=2")  # fmt: skip
+    run(tiny, tmp_path / "kept", "checkpoint.best=loss",
+        "checkpoint.keep=1", "checkpoint.every=2")  # fmt: skip
+    assert len(list((tmp_path / "kept" / "checkpoints").iterdir())) == 2
+
+
+def test_a_profile_is_written(tiny, tmp_path):
+    run(tiny, tmp_path / "run", "train.profile=3:4", "stop_at=5")
+    assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
+    with pytest.raises(ConfigError, match=r"train.profile = '4' has to be START:STOP"):
+        run(tiny, tmp_path / "other", "train.profile=4")
+
+
+@pytest.mark.slow
+def test_microbatches_may_change_when_a_run_goes_on(tiny, tmp_path):
+    run(tiny, tmp_path / "whole")
+    run(tiny, tmp_path / "parts", "stop_at=4", "train.microbatches=4")
+    run(tiny, tmp_path / "parts", "train.microbatches=2")
+    whole, parts = (
+        [line["loss"] for line in training_lines(tmp_path / name)] for name in ("whole", "parts")
+    )
+    np.testing.assert_allclose(parts, whole, rtol=1e-5)
+    with pytest.raises(ConfigError, match=r"train.microbatches = 3 does not divide"):
+        run(tiny, tmp_path / "other", "train.microbatches=3")
+
+
+@pytest.mark.slow
+def test_every_rule_frozen_towers_and_accumulation_train_and_resume(tiny, tmp_path):
+    tiny.average_decay = 0.9
+    tiny.optimizer.multipliers = (("image/.*", None),)
+    tiny.optimizer.accumulate = 2
+    run(tiny, tmp_path / "whole", "optimizer.name=muon", "stop_at=5")
+    run(tiny, tmp_path / "parts", "optimizer.name=muon", "stop_at=3")
+    run(tiny, tmp_path / "parts", "optimizer.name=muon", "stop_at=5")
+    assert training_lines(tmp_path / "parts") == training_lines(tmp_path / "whole")
+    with pytest.raises(ConfigError, match=r"matches no parameter .*text/tokens"):
+        run(tiny, tmp_path / "other", "optimizer.multipliers=(('vision/.*', None),)")
+
+
+def test_synthetic_pairs_train_and_resume(tiny, tmp_path):
+    """No file is read, nothing is evaluated, and stopping changes nothing."""
+    tiny.data = {"source": "synthetic", "image_size": 16, "text_length": 8}
+    tiny.data.tokenizer = {"vocabulary_size": 300}
+    tiny.data.synthetic = {"examples": 64}
+    said = run(tiny, tmp_path / "whole")
+    assert "64 training pairs" in said
+    assert json.loads((tmp_path / "whole" / "evaluation.json").read_text()) == {}
+    run(tiny, tmp_path / "parts", "stop_at=4")
+    run(tiny, tmp_path / "parts")
+    assert training_lines(tmp_path / "parts") == training_lines(tmp_path / "whole")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from contrastive.errors import CheckpointError
+from contrastive.errors import CheckpointError, ConfigError
 from contrastive.training.checkpoint import (
     CheckpointConfig,
     Checkpointer,
@@ -151,6 +151,28 @@ def test_only_the_newest_are_kept(open_checkpointer, tmp_path):
     for step in (1, 2, 3):
         save(checkpointer, step, sharded(1))
     assert list_steps(tmp_path / "checkpoints") == [2, 3]
+
+
+def test_those_of_every_so_many_steps_and_the_best_are_kept(open_checkpointer, tmp_path):
+    checkpointer = open_checkpointer(
+        every=1, keep=1, keep_every=3, best="loss", best_mode="min", keep_best=2
+    )
+    for step, loss in enumerate((1.0, 0.2, 0.5, 0.1, 0.3, 0.4, 0.6, 0.7), start=1):
+        checkpointer.save(step, sharded(1), {"data": {}, "metrics": 0}, {"loss": loss, "x": 1.0})
+        checkpointer.wait()
+    assert list_steps(tmp_path / "checkpoints") == [2, 3, 4, 6, 8]
+    checkpointer.save(9, sharded(1), {"data": {}, "metrics": 0}, {"evaluation/x": 1.0})
+    checkpointer.wait()
+    with pytest.raises(ConfigError, match=r"best = 'loss' is not measured; known are x"):
+        checkpointer.save(10, sharded(1), {"data": {}, "metrics": 0}, {"x": 1.0})
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"keep_every": 3}, {"best_mode": "min"}, {"keep": 0}, {"every": 0, "keep_every": 5}]
+)
+def test_retention_that_contradicts_itself_is_refused(wrong):
+    with pytest.raises(ConfigError, match=r"config.checkpoint"):
+        CheckpointConfig(**wrong)
 
 
 def test_nothing_saved_restores_nothing(open_checkpointer):

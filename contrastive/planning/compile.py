@@ -1,0 +1,187 @@
+"""The train step of a recipe, compiled ahead of time for a machine that is not here."""
+
+import dataclasses
+import functools
+import pathlib
+import re
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh
+
+from contrastive.assembly import Program, make_program
+from contrastive.data.tokenizer import read_tokenizer
+from contrastive.inference import abstract_towers
+from contrastive.mesh import batch_sharding, check_batch_divides, make_mesh
+from contrastive.objectives import LOSS_SCOPE
+from contrastive.planning.gpu import FLAGS
+from contrastive.planning.hlo import Module, parse
+from contrastive.planning.operations import Operations, operations
+from contrastive.planning.quiet import silenced
+from contrastive.planning.topology import Topology
+from contrastive.recipe import Recipe
+from contrastive.training.state import TrainState, abstract_state
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes on one device. ``peak`` is what decides; the others say what it consists of, and are
+    None where the program did not fit and the compiler gave no account."""
+
+    peak: int
+    state: int  # parameters, moments, moving average
+    batch: int
+    temporaries: int | None
+    program: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What is known of the step on a machine.
+
+    Attributes:
+      mesh: The mesh.
+      memory: Bytes on one device.
+      capacity: Bytes that a device has for it; the compiler's own number where it names one.
+      module: The program; None where it did not fit.
+      step: Operations of one step, over all devices, with what is computed again.
+      forward: Operations of the forward pass alone.
+      parameters: Number of parameters.
+      seconds: That compiling took.
+    """
+
+    mesh: Mesh
+    memory: Memory
+    capacity: int
+    module: Module | None
+    step: Operations
+    forward: Operations
+    parameters: int
+    seconds: float
+
+
+def compile_step(recipe: Recipe, topology: Topology) -> Compiled:
+    """Traces and compiles the train step that ``contrastive train`` would run.
+
+    Raises:
+      ConfigError: The recipe's mesh or batch does not fit the machine.
+    """
+    mesh = make_mesh(recipe.mesh, topology.devices)
+    check_batch_divides(recipe.batch_size, mesh)
+    program = make_program(recipe, mesh)
+    build = functools.partial(_build, recipe, vocabulary_size(recipe))
+    graphdef, state = abstract_state(build, program.optimizer, mesh, average=program.averages)
+    batch = abstract_batch(recipe, mesh)
+    step = program.step(graphdef)
+    start = time.perf_counter()
+    with jax.set_mesh(mesh):
+        counted = operations(step, state, batch, scope=LOSS_SCOPE)
+        forward = operations(functools.partial(_forward, graphdef, program), state, batch)
+        lowered = step.lower(state, batch)
+    parts = {"state": _device_bytes(state), "batch": _device_bytes(batch)}
+    options: dict[str, Any] = dict(FLAGS) if topology.unit and _is_gpu(topology) else {}
+    module, capacity = None, topology.capacity_bytes
+    try:
+        with silenced():
+            compiled = lowered.compile(compiler_options=options or None)
+    except jax.errors.JaxRuntimeError as error:
+        peak, capacity = _out_of_memory(error, sum(parts.values()), capacity)
+        memory = Memory(peak=peak, **parts, temporaries=None, program=None)
+    else:
+        memory = _memory(compiled, parts)
+        module = parse(compiled.as_text() or "")
+    return Compiled(
+        mesh=mesh,
+        memory=memory,
+        capacity=capacity,
+        module=module,
+        step=counted,
+        forward=forward,
+        parameters=sum(leaf.size for leaf in jax.tree.leaves(state.parameters)),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _is_gpu(topology: Topology) -> bool:
+    return topology.chip is not None and bool(topology.chip.unit)
+
+
+def _build(recipe: Recipe, tokens: int, rngs: nnx.Rngs) -> Any:
+    return abstract_towers(recipe, vocabulary_size=tokens, rngs=rngs)
+
+
+def _forward(graphdef: Any, program: Program, state: TrainState, batch: Any) -> Any:
+    return program.objective(nnx.merge(graphdef, state.parameters), batch, jax.random.key(0))[0]
+
+
+def vocabulary_size(recipe: Recipe) -> int:
+    """Tokens of the tokenizer file that the recipe names; else as many as may be learned."""
+    settings = recipe.data.tokenizer
+    if settings.path is None:
+        return settings.vocabulary_size
+    path = pathlib.Path(settings.path).expanduser()
+    return read_tokenizer(path, length=recipe.data.text_length, config=settings).vocabulary_size
+
+
+def abstract_batch(recipe: Recipe, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and shardings of a batch."""
+    rows, size = recipe.batch_size, recipe.data.image_size
+    shapes = {
+        "image": ((rows, size, size, 3), jnp.uint8),
+        "text": ((rows, recipe.data.text_length), jnp.int32),
+        "id": ((rows,), jnp.int32),
+    }
+    sharding = batch_sharding(mesh)
+    return {
+        name: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+        for name, (shape, dtype) in shapes.items()
+    }
+
+
+def _device_bytes(tree: Any) -> int:
+    """Bytes of the arrays of a tree on one device."""
+    total = 0
+    for leaf in jax.tree.leaves(tree):
+        shape = leaf.sharding.shard_shape(leaf.shape)
+        size = 1
+        for n in shape:
+            size *= n
+        total += size * leaf.dtype.itemsize
+    return total
+
+
+def _memory(compiled: Any, parts: dict[str, int]) -> Memory:
+    stats = compiled.memory_analysis()
+    temporaries, program = stats.temp_size_in_bytes, stats.generated_code_size_in_bytes
+    arguments = stats.argument_size_in_bytes
+    fresh = max(stats.output_size_in_bytes - stats.alias_size_in_bytes, 0)
+    peak = arguments + temporaries + fresh + program
+    return Memory(peak=peak, **parts, temporaries=temporaries, program=program)
+
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def _out_of_memory(error: Exception, arguments: int, capacity: int) -> tuple[int, int]:
+    """Peak and capacity as the compiler's refusal names them; any other error is passed on."""
+    text = str(error)
+    temporaries = re.search(
+        r"temporaries \(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT]?)\)", text
+    )
+    if temporaries:
+        return arguments + _bytes(temporaries, 1), _bytes(temporaries, 3)
+    used = re.search(r"[Uu]sed ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm", text)
+    if used:
+        return _bytes(used, 1), _bytes(used, 3)
+    bytes_needed = re.search(r"allocat\w+ (\d+) bytes", text)
+    if "RESOURCE_EXHAUSTED" in text and bytes_needed:
+        return int(bytes_needed.group(1)), capacity
+    raise error
+
+
+def _bytes(found: re.Match[str], group: int) -> int:
+    """``15.75`` ``G`` as bytes."""
+    return round(float(found.group(group)) * _UNITS[found.group(group + 1)])

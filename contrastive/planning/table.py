@@ -1,0 +1,109 @@
+"""Plans as people read them."""
+
+import io
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from contrastive.planning.plan import Plan
+
+
+def format_plan(plan: Plan) -> str:
+    """The plan as text for a terminal."""
+    memory, compiled = plan.compiled.memory, plan.compiled
+    mesh = " × ".join(f"{name} {size}" for name, size in compiled.mesh.shape.items() if size > 1)
+    batch = plan.recipe.batch_size
+    lines = [
+        f"{plan.recipe.name} on {plan.topology.name}: {plan.devices} devices"
+        + (f" ({mesh})" if mesh else ""),
+        f"{compiled.parameters:,} parameters, batch {batch:,}, {plan.recipe.total_steps:,} steps",
+        "",
+        f"Memory a device     {_gib(memory.peak)} of {_gib(compiled.capacity)}: "
+        + ("fits" if plan.fits else "DOES NOT FIT"),
+        f"  state             {_gib(memory.state)}",
+        f"  batch             {_gib(memory.batch)}",
+    ]
+    if memory.temporaries is not None and memory.program is not None:
+        lines.append(f"  temporaries       {_gib(memory.temporaries)}")
+        lines.append(f"  program           {_gib(memory.program)}")
+    lines += [
+        "",
+        f"Operations          {compiled.step.total / batch / 1e9:,.1f} GFLOP an example (forward "
+        f"{compiled.forward.total / batch / 1e9:,.1f}); the loss is "
+        f"{compiled.step.inside / max(compiled.step.total, 1):.2%} of them",
+    ]
+    if plan.collectives:
+        lines += ["", _collectives(plan).rstrip()]
+    lines += ["", *_estimate(plan), *plan.advice]
+    return "\n".join(lines)
+
+
+def _estimate(plan: Plan) -> list[str]:
+    if plan.estimate is None:
+        return []
+    estimate, batch = plan.estimate, plan.recipe.batch_size
+    return [
+        "Roofline ESTIMATE from published peaks, not a measurement:",
+        f"  step              {estimate.step:.3f} s if everything overlaps, "
+        f"{estimate.step_without_overlap:.3f} s if nothing does",
+        f"    compute         {estimate.compute:.3f} s",
+        f"    memory          {estimate.memory:.3f} s (from above)",
+        f"    network         {estimate.network:.3f} s",
+        f"  examples a second {batch / estimate.step:,.0f}",
+        f"  device-hours      {plan.device_hours:,.0f} for "
+        f"{plan.recipe.total_steps * batch / 1e9:.1f} billion examples",
+    ]
+
+
+def _collectives(plan: Plan) -> str:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("Exchange a step")
+    table.add_column("axes")
+    for name in ("devices", "times", "payload", "sent a device"):
+        table.add_column(name, justify="right")
+    for row in plan.collectives:
+        if row.sent_bytes < 1024:
+            continue
+        table.add_row(
+            f"{row.kind}{' (loss)' if row.loss else ''}",
+            ", ".join(row.axes),
+            str(row.group),
+            f"{row.count:,}",
+            _mib(row.payload_bytes),
+            _mib(row.sent_bytes),
+        )
+    return _rendered(table)
+
+
+def format_search(plans: Sequence[tuple[str, Plan]]) -> str:
+    """The plans that a search tried, best first."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("settings")
+    for name in ("memory", "step (estimate)", "examples/s (estimate)"):
+        table.add_column(name, justify="right")
+    for settings, plan in plans:
+        step = plan.estimate.step if plan.estimate is not None and plan.fits else None
+        table.add_row(
+            settings,
+            _gib(plan.compiled.memory.peak),
+            f"{step:.3f} s" if step else "does not fit" if not plan.fits else "",
+            f"{plan.recipe.batch_size / step:,.0f}" if step else "",
+        )
+    return _rendered(table)
+
+
+def _rendered(table: Table) -> str:
+    console = Console(file=io.StringIO(), width=120, color_system=None)
+    console.print(table)
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
+
+
+def _gib(count: int | float) -> str:
+    return f"{count / 2**30:.2f} GiB"
+
+
+def _mib(count: int | float) -> str:
+    return f"{count / 2**20:,.1f} MiB"

@@ -1,0 +1,126 @@
+"""Published two-tower models as data: what the papers and the released weights say of their sizes.
+
+The towers of :data:`CLIP` are those of Radford et al. 2021 (ViT-B/32, B/16, L/14; QuickGELU) and of
+its open reproduction by Cherti et al. 2022 (ViT-H/14, g/14; GELU). The towers of :data:`SIGLIP` are
+those of Zhai et al. 2023 and, for So400m, of Alabdulmohsin et al. 2023; ``g/14`` pairs the image
+tower of Zhai et al. 2022 with the So400m text tower, as SigLIP 2 does for its largest model.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TypeVar
+
+from contrastive.errors import ConfigError
+from contrastive.towers.text import TextTransformerConfig
+from contrastive.towers.two_tower import TwoTowerConfig
+from contrastive.towers.vit import VisionTransformerConfig
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Published:
+    """A model and the sizes of the data that it was published with."""
+
+    model: TwoTowerConfig
+    image_size: int  # pixels a side
+    text_length: int  # tokens
+    vocabulary_size: int
+    parameters: float | None  # millions, as published for these sizes; None: not published
+
+
+# width, depth, heads, hidden units of the MLP
+_SHAPES = {
+    "text-512": (512, 12, 8, 2048),
+    "text-768": (768, 12, 12, 3072),
+    "text-1024": (1024, 24, 16, 4096),
+    "B": (768, 12, 12, 3072),
+    "L": (1024, 24, 16, 4096),
+    "H": (1280, 32, 16, 5120),
+    "So400m": (1152, 27, 16, 4304),
+    "g": (1408, 40, 16, 6144),
+}
+
+
+def _shape(name: str) -> dict:
+    width, depth, heads, hidden = _SHAPES[name]
+    return {"width": width, "depth": depth, "heads": heads, "mlp_ratio": hidden / width}
+
+
+def _clip(
+    image: str, patch: int, text: str, dim: int, parameters: float, *, openai: bool
+) -> Published:
+    common = {"activation": "quick_gelu" if openai else "gelu", "init": "clip", "epsilon": 1e-5}
+    vision = VisionTransformerConfig(
+        **_shape(image), **common, patch_size=patch, pooling="cls", pre_norm=True, patch_bias=False
+    )
+    return Published(
+        model=TwoTowerConfig(
+            image=vision,
+            text=TextTransformerConfig(**_shape(text), **common, causal=True, pooling="last"),
+            embedding_dim=dim,
+            pixel_mean=(0.48145466, 0.4578275, 0.40821073),
+            pixel_std=(0.26862954, 0.26130258, 0.27577711),
+        ),
+        image_size=224,
+        text_length=77,
+        vocabulary_size=49_408,
+        parameters=parameters,
+    )
+
+
+def _siglip(
+    image: str,
+    patch: int,
+    text: str,
+    parameters: float | None,
+    *,
+    image_size: int = 224,
+    text_length: int = 64,
+) -> Published:
+    common = {"activation": "gelu_tanh", "init": "siglip", "epsilon": 1e-6}
+    vision = VisionTransformerConfig(
+        **_shape(image), **common, patch_size=patch, pooling="map", projection="none"
+    )
+    return Published(
+        model=TwoTowerConfig(
+            image=vision,
+            text=TextTransformerConfig(
+                **_shape(text), **common, padding="read", pooling="last", projection="bias"
+            ),
+            embedding_dim=vision.width,
+        ),
+        image_size=image_size,
+        text_length=text_length,
+        vocabulary_size=32_000,
+        parameters=parameters,
+    )
+
+
+CLIP = {
+    "B/32": _clip("B", 32, "text-512", 512, 151.28, openai=True),
+    "B/16": _clip("B", 16, "text-512", 512, 149.62, openai=True),
+    "L/14": _clip("L", 14, "text-768", 768, 427.62, openai=True),
+    "H/14": _clip("H", 14, "text-1024", 1024, 986.11, openai=False),
+    "g/14": _clip("g", 14, "text-1024", 1024, 1366.68, openai=False),
+}
+"""Softmax models, by image tower."""
+
+SIGLIP = {
+    "B/16": _siglip("B", 16, "B", 203.16),
+    "L/16": _siglip("L", 16, "L", 652.15, image_size=256),
+    "So400m/14": _siglip("So400m", 14, "So400m", 877.36, text_length=16),
+    "g/14": _siglip("g", 14, "So400m", None, text_length=64),
+}
+"""Sigmoid models, by image tower."""
+
+
+def published(family: Mapping[str, T], name: str) -> T:
+    """The entry called ``name``.
+
+    Raises:
+      ConfigError: There is none; the message lists those that there are.
+    """
+    if name not in family:
+        raise ConfigError(f"there is no published model {name!r}; known are {', '.join(family)}.")
+    return family[name]

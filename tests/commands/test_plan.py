@@ -1,0 +1,59 @@
+"""``contrastive plan`` and what the TPU compiler's presence means for the other commands."""
+
+import importlib.metadata
+import importlib.util
+
+import pytest
+
+from contrastive import cli
+
+
+@pytest.fixture
+def no_platform(monkeypatch):
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "jax_plugins" else found("json")
+    )
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ())
+    return monkeypatch
+
+
+def platform():
+    cli._without_absent_tpus()
+    return cli.os.environ.get("JAX_PLATFORMS")
+
+
+def test_the_tpu_compiler_is_not_loaded_where_there_is_no_accelerator(no_platform):
+    no_platform.setattr(cli, "_tpu_is_here", lambda: False)
+    assert platform() == "cpu"
+    no_platform.setenv("JAX_PLATFORMS", "cuda")
+    assert platform() == "cuda"
+
+
+@pytest.mark.parametrize("present", ["tpu", "plugin"])
+def test_accelerators_are_left_alone(no_platform, present):
+    no_platform.setattr(cli, "_tpu_is_here", lambda: present == "tpu")
+    if present == "plugin":
+        no_platform.setattr(importlib.metadata, "entry_points", lambda **_: ("cuda",))
+    assert platform() is None
+
+
+def test_tpus_are_known_by_their_device_files(tmp_path):
+    assert not cli._tpu_is_here(tmp_path)
+    (tmp_path / "dev" / "vfio").mkdir(parents=True)
+    (tmp_path / "dev" / "vfio" / "vfio").touch()
+    assert not cli._tpu_is_here(tmp_path)
+    (tmp_path / "dev" / "vfio" / "0").touch()
+    assert cli._tpu_is_here(tmp_path)
+
+
+def test_an_unknown_machine_is_one_sentence(capsys, monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    options = ["plan", "--config=configs/clip.py:b16", "--topology=v5x:4x4"]
+    assert cli.main(options) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("contrastive plan: --topology=v5x:4x4: there is no chip 'v5x'")
+    assert said.count("\n") == 1
+    assert cli.main(["plan", "--config=configs/clip.py:b15", "--topology=v5e:4x4"]) == 2
+    assert "no published model 'b15'; known are b32, b16" in capsys.readouterr().err

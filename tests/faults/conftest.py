@@ -1,0 +1,185 @@
+"""Real processes that train a tiny model, and how their runs are compared."""
+
+import collections
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+CHILD = pathlib.Path(__file__).with_name("child.py")
+TIMING = ("examples_per_second", "input_wait_share")
+survived = collections.Counter()
+
+
+def pytest_terminal_summary(terminalreporter):
+    if survived:
+        listed = ", ".join(f"{count} × {kind}" for kind, count in sorted(survived.items()))
+        terminalreporter.write_line(
+            f"Faults tried and survived: {survived.total()} ({listed}).", bold=True
+        )
+
+
+class Run:
+    """A run in a workdir: starts processes of it and reads what they leave."""
+
+    def __init__(self, folder, config, cache):
+        self.workdir = folder / "run"
+        self.ids_folder = folder / "ids"
+        self.ids_folder.mkdir()
+        self.recipe = folder / "recipe.py"
+        self.cache = cache
+        self.recipe.write_text(
+            "from ml_collections import ConfigDict\ndef get_config():\n"
+            f"    return ConfigDict({config.to_dict()!r})\n"
+        )
+
+    def start(self, *options, faults=(), environment=(), devices=1):
+        plan = {"ids": str(self.ids_folder), "faults": list(faults)}
+        command = [sys.executable, str(CHILD), "train", f"--config={self.recipe}"]
+        return subprocess.Popen(
+            [*command, f"--workdir={self.workdir}", *options],
+            env=os.environ
+            | {
+                "FAULTS": json.dumps(plan),
+                "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+                "JAX_PLATFORMS": "cpu",
+                # Most of a start is compilation, of XLA programs and of Python files.
+                "JAX_COMPILATION_CACHE_DIR": str(self.cache / "xla"),
+                "PYTHONPYCACHEPREFIX": str(self.cache / "python"),
+                "PYTHONDONTWRITEBYTECODE": "",
+                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+                "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+            }
+            | dict(environment),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def train(self, *options, faults=(), status=0, devices=1, timeout=300):
+        """One process to its end; returns what it said."""
+        process = self.start(*options, faults=faults, devices=devices)
+        return finish([process], timeout, [status])[0]
+
+    def start_several(self, count, *options, faults=(), devices=1, only=None):
+        port = free_port()
+        return [
+            self.start(
+                *options,
+                faults=faults,
+                devices=devices,
+                environment={
+                    "CONTRASTIVE_COORDINATOR": f"localhost:{port}",
+                    "CONTRASTIVE_PROCESSES": str(count),
+                    "CONTRASTIVE_PROCESS": str(index),
+                }.items(),
+            )
+            for index in (range(count) if only is None else only)
+        ]
+
+    def lines(self):
+        """Lines of metrics.jsonl with a loss, without what depends on the clock."""
+        text = (self.workdir / "metrics.jsonl").read_text()
+        return [
+            {k: v for k, v in entry.items() if k not in TIMING}
+            for entry in map(json.loads, text.splitlines())
+            if "loss" in entry
+        ]
+
+    def ids(self):
+        """Example ids of each step, of all processes; the newest delivery counts."""
+        steps = collections.defaultdict(dict)
+        for file in sorted(self.ids_folder.iterdir()):
+            for line in file.read_text().splitlines():
+                step, ids = json.loads(line)
+                steps[step][file.name] = ids
+        return {
+            step: [i for name in sorted(parts) for i in parts[name]]
+            for step, parts in steps.items()
+        }
+
+    def evaluation(self):
+        return json.loads((self.workdir / "evaluation.json").read_text())
+
+    def steps_saved(self):
+        names = [p.name for p in (self.workdir / "checkpoints").iterdir()]
+        return sorted(int(name) for name in names if name.isdecimal())
+
+    def wait_for(self, condition, timeout=120):
+        end = time.monotonic() + timeout
+        while time.monotonic() < end:
+            try:
+                if condition():
+                    return
+            except (OSError, ValueError):
+                pass
+            time.sleep(0.05)
+        raise AssertionError("waited too long")
+
+
+def finish(processes, timeout, statuses):
+    """What the processes said, after they have ended with these statuses."""
+    said = []
+    try:
+        said = [process.communicate(timeout=timeout)[0] for process in processes]
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                said.append(process.communicate()[0])
+    found = [process.returncode for process in processes]
+    assert found == list(statuses), "\n\n".join(text[-3000:] for text in said)
+    return said
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="session")
+def new_run(tmp_path_factory):
+    cache = tmp_path_factory.mktemp("compiled")
+
+    def make(config):
+        return Run(tmp_path_factory.mktemp("run"), config, cache)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_faulty(shapes_csv):
+    """The tiny recipe, with a step so small that start-up dominates."""
+    from ml_collections import ConfigDict
+
+    config = ConfigDict()
+    config.name = "shapes"
+    config.total_steps = 12
+    config.batch_size = 8
+    config.average_decay = 0.9
+    config.data = {"source": str(shapes_csv), "image_size": 16, "text_length": 8, "threads": 0}
+    config.data.tokenizer = {"vocabulary_size": 300}
+    config.model = {
+        "embedding_dim": 8,
+        "image": {"kind": "conv", "widths": (4, 8)},
+        "text": {"kind": "transformer", "width": 8, "heads": 2, "depth": 1, "dropout": 0.1},
+    }
+    config.optimizer = {"learning_rate": 3e-3, "warmup_steps": 2}
+    config.checkpoint = {"every": 3}
+    config.eval = {"every": 0, "baselines": False}
+    config.log = {"every": 1, "tensorboard": False}
+    return config
+
+
+@pytest.fixture(scope="session")
+def whole(new_run, tiny_faulty):
+    """The run that nothing happens to."""
+    run = new_run(tiny_faulty)
+    run.train()
+    return run

@@ -1,0 +1,215 @@
+"""Two real processes train one model: as one would, stop together, and end when one is lost."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from contrastive.errors import ConfigError, UserError
+from contrastive.processes import (
+    LOST,
+    Launch,
+    LostProcess,
+    Processes,
+    find_launch,
+    meet,
+    slurm_devices,
+    slurm_launch,
+)
+
+from .conftest import finish, free_port
+
+
+def losses(run):
+    return [line["loss"] for line in run.lines()]
+
+
+def test_E16_a_signal_to_one_of_two_stops_both_at_a_step_and_one_goes_on_alone(
+    new_run, tiny_faulty, whole
+):
+    run = new_run(tiny_faulty)
+    # While batch 7 is fetched, step 6 runs: the processes stop after step 8 at the latest.
+    fault = {"kind": "terminate", "at": 7, "process": 1}
+    status = 128 + signal.SIGTERM
+    said = finish(run.start_several(2, faults=[fault]), 300, [status, status])
+    assert "in 2 processes" in said[0]
+    assert "parameters" not in said[1]  # one of them speaks
+    assert "Stopped by SIGTERM after step" in said[0]
+    last = run.steps_saved()[-1]
+    assert 6 <= last <= 8
+    assert run.lines()[-1]["step"] == last
+    assert {s: run.ids()[s] for s in range(1, last + 1)} == {
+        s: whole.ids()[s] for s in range(1, last + 1)
+    }
+    assert f"at step {last}" in run.train()
+    np.testing.assert_allclose(losses(run), losses(whole), rtol=1e-5)
+    assert len(run.lines()) == tiny_faulty.total_steps
+
+
+@pytest.mark.slow
+def test_two_processes_train_and_evaluate_as_one_does(new_run, tiny_faulty, whole):
+    run = new_run(tiny_faulty)
+    finish(run.start_several(2), 300, [0, 0])
+    np.testing.assert_allclose(losses(run), losses(whole), rtol=1e-5)
+    assert run.ids() == whole.ids()
+    assert run.evaluation().keys() == whole.evaluation().keys()
+    for name, value in whole.evaluation().items():
+        assert run.evaluation()[name] == (
+            value if isinstance(value, str) else pytest.approx(value, abs=1e-4)
+        )
+
+
+@pytest.mark.slow
+def test_two_processes_pass_over_a_damaged_checkpoint_together(new_run, tiny_faulty, whole):
+    run = new_run(tiny_faulty)
+    finish(run.start_several(2, "--config.stop_at=7"), 300, [0, 0])
+    for file in (run.workdir / "checkpoints" / "7").rglob("*"):
+        if file.is_file() and file.stat().st_size > 1:
+            os.truncate(file, file.stat().st_size // 2)
+    said = finish(run.start_several(2), 300, [0, 0])
+    assert "Skipping checkpoint 7" in said[0]
+    np.testing.assert_allclose(losses(run), losses(whole), rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_one_of_two_killed_ends_the_other_and_says_which(new_run, tiny_faulty, whole):
+    run = new_run(tiny_faulty)
+    fault = {"kind": "kill", "at": 8, "process": 1}
+    begin = time.monotonic()
+    said = finish(
+        run.start_several(2, "--lost-after=5", faults=[fault]), 120, [LOST, -signal.SIGKILL]
+    )
+    assert "process 1" in said[0].splitlines()[-1]
+    assert time.monotonic() - begin < 100
+    finish(run.start_several(2), 300, [0, 0])
+    np.testing.assert_allclose(losses(run), losses(whole), rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_E03_a_stuck_process_ends_both_with_the_last_steps(new_run, tiny_faulty):
+    run = new_run(tiny_faulty)
+    fault = {"kind": "sleep", "at": 7, "process": 1, "seconds": 600}
+    options = ("--config.train.watchdog_seconds=6.0", "--config.checkpoint.every=3")
+    said = finish(run.start_several(2, *options, faults=[fault]), 200, [LOST, LOST])
+    assert "nothing was finished for 6 s" in "".join(said)
+    assert "Last finished step: process 0 on" in "".join(said)
+    assert run.steps_saved()[-1] == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind, words", [("rows", "example [3]"), ("length", "text [4, 7]")])
+def test_E14_another_batch_shape_is_an_error_everywhere(new_run, tiny_faulty, kind, words):
+    run = new_run(tiny_faulty)
+    fault = {"kind": kind, "at": 1, "process": 1}
+    said = finish(run.start_several(2, faults=[fault]), 120, [2, 2])
+    for text in said:
+        assert "process 1: " in text
+        assert words in text
+    assert not run.lines()
+
+
+@pytest.mark.slow
+def test_hosts_with_another_configuration_are_named(new_run, tiny_faulty):
+    run = new_run(tiny_faulty)
+    port = free_port()
+    place = {"CONTRASTIVE_COORDINATOR": f"localhost:{port}", "CONTRASTIVE_PROCESSES": "2"}
+    processes = [
+        run.start(*more, environment=(place | {"CONTRASTIVE_PROCESS": str(i)}).items())
+        for i, more in enumerate([(), ("--config.seed=1",)])
+    ]
+    for text in finish(processes, 120, [2, 2]):
+        assert "do not agree on the configuration: process 1 on" in text
+
+
+def test_E01_a_missing_process_is_named_within_the_limit():
+    port = free_port()
+    launch = Launch(coordinator=f"localhost:{port}", count=2, index=0)
+    begin = time.monotonic()
+    with pytest.raises(LostProcess, match=rf"1 of 2 .* localhost:{port} within 1 s.*process 1\."):
+        meet(launch, 1.0)
+    with pytest.raises(LostProcess, match=r"process 0 not seen"):
+        meet(Launch(coordinator=f"localhost:{port}", count=2, index=1), 1.0)
+    assert time.monotonic() - begin < 5
+
+
+@pytest.mark.slow
+def test_E01_a_late_process_is_waited_for(new_run, tiny_faulty):
+    run = new_run(tiny_faulty)
+    port = free_port()
+    place = {"CONTRASTIVE_COORDINATOR": f"localhost:{port}", "CONTRASTIVE_PROCESSES": "2"}
+
+    def start(index):
+        return run.start(
+            "--config.stop_at=1", environment=(place | {"CONTRASTIVE_PROCESS": index}).items()
+        )
+
+    first = start("0")
+    time.sleep(5)
+    finish([first, start("1")], 120, [0, 0])
+
+
+def test_where_a_process_stands():
+    assert find_launch(None, None, None, {}) is None
+    assert find_launch("a:1", 2, 1, {}) == Launch(coordinator="a:1", count=2, index=1)
+    place = {"COORDINATOR": "b:2", "PROCESSES": "3", "PROCESS": "2"}
+    environment = {f"CONTRASTIVE_{name}": value for name, value in place.items()}
+    assert find_launch(None, None, None, environment) == Launch(coordinator="b:2", count=3, index=2)
+    with pytest.raises(ConfigError, match="--process missing"):
+        find_launch("a:1", 2, None, {})
+    with pytest.raises(ConfigError, match="HOST:PORT"):
+        Launch(coordinator="a", count=2, index=0)
+    with pytest.raises(ConfigError, match="--process=2 of --processes=2"):
+        Launch(coordinator="a:1", count=2, index=2)
+
+
+EIGHT = "0,1,2,3,4,5,6,7"
+SLURM = {
+    "SLURM_JOB_ID": "17",
+    "SLURM_STEP_NODELIST": "node[07-08,12]",
+    "SLURM_NTASKS": "2",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "0",
+    "SLURM_STEP_NUM_NODES": "2",
+}
+
+
+def test_E02_the_place_in_a_slurm_step():
+    launch = slurm_launch(SLURM | {"CUDA_VISIBLE_DEVICES": EIGHT})
+    assert launch == Launch(coordinator="node07:61457", count=2, index=1, devices=tuple(range(8)))
+    assert slurm_launch({}) is None
+    assert slurm_launch(SLURM | {"SLURM_NTASKS": "1"}) is None
+    single = slurm_launch(SLURM | {"SLURM_STEP_NODELIST": "gpu-3,gpu-9"})
+    assert single is not None
+    assert single.coordinator == "gpu-3:61457"
+    assert single.devices is None
+
+
+@pytest.mark.parametrize(
+    "more, devices",
+    [
+        ({"SLURM_NTASKS": "16", "SLURM_LOCALID": "5", "CUDA_VISIBLE_DEVICES": EIGHT}, (5,)),
+        ({"SLURM_NTASKS": "4", "SLURM_LOCALID": "0", "CUDA_VISIBLE_DEVICES": "2,3"}, (0,)),
+        ({"SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "CUDA_VISIBLE_DEVICES": "2,3"}, (1,)),
+        # Bound to its own by SLURM: each task sees fewer than the node has, and takes them all.
+        ({"SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "CUDA_VISIBLE_DEVICES": "4,5,6,7",
+          "SLURM_GPUS_ON_NODE": "8"}, (0, 1, 2, 3)),
+        ({"SLURM_NTASKS": "16", "SLURM_LOCALID": "5", "CUDA_VISIBLE_DEVICES": "5"}, (0,)),
+    ],
+)  # fmt: skip
+def test_E02_the_devices_of_a_slurm_task(more, devices):
+    assert slurm_devices(SLURM | more) == devices
+
+
+def test_alone_nothing_waits():
+    alone = Processes()
+    assert alone.gather("x", "y") == ["x"]
+    assert alone.first_then_others(lambda: 3, "z") == 3
+    alone.compare({"code": "1"})
+    with pytest.raises(UserError, match="mine"):
+        alone.together(_fail, "w")
+
+
+def _fail():
+    raise UserError("mine")

@@ -1,0 +1,227 @@
+"""Plans of small recipes for machines that are not here."""
+
+import dataclasses
+import importlib.util
+import io
+import json
+
+import jax
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from contrastive import config as config_lib
+from contrastive.assembly import make_program
+from contrastive.commands.plan import candidates, plan, rank
+from contrastive.errors import ConfigError
+from contrastive.inference import abstract_towers
+from contrastive.mesh import make_mesh
+from contrastive.planning import compile as compile_lib
+from contrastive.planning.plan import advice, make_plan
+from contrastive.planning.table import format_plan, format_search
+from contrastive.planning.topology import find_topology
+from contrastive.recipe import Recipe
+from contrastive.training.state import init_state
+
+needs_tpu_compiler = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="the TPU compiler is not installed"
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def usual_promotion():
+    """Some of JAX's own lowerings for bfloat16 mix types."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def small(**changes):
+    """A recipe that compiles in seconds and has all the parts of the large ones."""
+    tower = {"width": 64, "depth": 3, "heads": 2, "remat": "full"}
+    config = ConfigDict()
+    config.name = "small"
+    config.total_steps = 1000
+    config.batch_size = 64
+    config.data = {"source": "synthetic", "image_size": 16, "text_length": 8}
+    config.data.tokenizer = {"vocabulary_size": 300}
+    config.model = {"embedding_dim": 32, "dtype": "bfloat16"}
+    config.model.image = {"kind": "vit", "patch_size": 8, **tower}
+    config.model.text = {"kind": "transformer", **tower}
+    config.loss = {"name": "clip", "exchange": "ring"}
+    overrides = [f"--config.{key}={value}" for key, value in changes.items()]
+    return config_lib.resolve(Recipe, config, overrides)
+
+
+@pytest.fixture(scope="module")
+def cpu_plan():
+    return make_plan(small(), find_topology("cpu:8"))
+
+
+def test_a_plan_for_cpu_devices(cpu_plan):
+    found = cpu_plan.to_json()
+    assert found["fits"]
+    assert found["devices"] == 8
+    assert 0 < found["peak_bytes_per_device"] < found["capacity_bytes"]
+    # state: float32 parameters and two moments, whole on each device, and two counters
+    assert found["state_bytes_per_device"] == 12 * found["parameters"] + 12
+    assert found["batch_bytes_per_device"] == 8 * (16 * 16 * 3 + 8 * 4 + 4)
+    assert found["estimate"] is None  # of CPUs nothing is known
+    kinds = {(row["kind"], row["loss"]) for row in found["collectives"]}
+    assert ("collective-permute", True) in kinds
+    assert ("all-reduce", False) in kinds
+    json.dumps(found)
+
+
+def test_the_gradient_moves_once_and_twice_over_the_links(cpu_plan):
+    """Of float32 gradients; in bfloat16 compute those of the blocks' weights are bfloat16."""
+    rows = [r for r in cpu_plan.collectives if r.kind == "all-reduce" and not r.loss]
+    payload = sum(row.payload_bytes for row in rows)
+    parameters = cpu_plan.compiled.parameters
+    assert 2 * parameters < payload < 4.1 * parameters
+
+
+def test_operations_are_those_of_the_towers_and_the_loss(cpu_plan):
+    """Forward by hand; backward costs twice that, and the blocks once more."""
+    recipe, width, layers = small(), 64, 3
+
+    def tower(tokens):
+        attention = 4 * width * width + 2 * tokens * width
+        return tokens * layers * 2 * (attention + 8 * width * width)
+
+    patches = 4 * 2 * (8 * 8 * 3) * width
+    ends = 2 * 2 * width * 32
+    blocks = tower(4) + tower(8)
+    forward = recipe.batch_size * (blocks + patches + ends)
+    logits = 2 * recipe.batch_size**2 * 32
+    assert cpu_plan.compiled.step.inside == 4 * logits
+    assert cpu_plan.compiled.forward.total == forward + logits
+    # Pixels need no gradient; what enters a block is kept, so its last product is not done again.
+    step = cpu_plan.compiled.step.total - 4 * logits
+    again = step - 3 * forward + recipe.batch_size * patches
+    down = recipe.batch_size * 2 * layers * (4 + 8) * 4 * width * width
+    assert again in (recipe.batch_size * blocks, recipe.batch_size * blocks - down)
+
+
+def test_the_planned_program_is_the_one_that_is_trained():
+    """The same shapes and shardings go in, whether the state is described or made."""
+    recipe = small(**{"mesh.fsdp": 2})
+    mesh = make_mesh(recipe.mesh, jax.devices()[:4])
+    program = make_program(recipe, mesh)
+
+    def build(rngs):
+        return abstract_towers(recipe, vocabulary_size=300, rngs=rngs)
+
+    _, state = init_state(build, program.optimizer, mesh, 0, average=False)
+    _, described = compile_lib.abstract_state(build, program.optimizer, mesh, average=False)
+    assert jax.tree.structure(state) == jax.tree.structure(described)
+    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(described), strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        assert a.sharding.is_equivalent_to(b.sharding, a.ndim)
+
+
+def test_what_does_not_fit_says_what_to_change_and_by_how_much(cpu_plan):
+    memory = dataclasses.replace(cpu_plan.compiled.memory, peak=40 << 30, state=4 << 30)
+    compiled = dataclasses.replace(cpu_plan.compiled, memory=memory, capacity=16 << 30, module=None)
+    full = dataclasses.replace(cpu_plan, compiled=compiled)
+    assert not full.fits
+    lines = " ".join(advice(full))
+    assert "24.00 GiB too much" in lines
+    assert "36.00 GiB grow with the batch" in lines
+    assert "3 times the devices, or config.train.microbatches=4" in lines
+    assert "remat" not in lines  # it is full already
+    assert "DOES NOT FIT" in format_plan(full)
+    assert rank(cpu_plan) < rank(full)
+    table = format_search([("mesh.fsdp=1", cpu_plan), ("mesh.fsdp=8", full)])
+    assert "does not fit" in table
+
+
+def test_other_advice():
+    recipe = small(**{"model.image.remat": "none"})
+    found = make_plan_without_compiling(recipe, peak=20 << 30, state=17 << 30)
+    lines = " ".join(advice(found))
+    assert "config.mesh.fsdp=8 cuts the state" in lines
+    assert "config.model.image.remat=full (now none)" in lines
+    assert "state alone fills the memory" in lines
+
+
+def make_plan_without_compiling(recipe, peak, state):
+    topology = find_topology("cpu:8")
+    mesh = make_mesh(recipe.mesh, topology.devices)
+    memory = compile_lib.Memory(peak, state, 0, None, None)
+    counts = compile_lib.Operations(1, 0, 0)
+    compiled = compile_lib.Compiled(mesh, memory, 16 << 30, None, counts, counts, 1, 0.0)
+    from contrastive.planning.plan import Plan
+
+    return Plan(recipe, topology, compiled, [], None, [])
+
+
+def test_the_refusal_of_the_compiler_is_read():
+    error = RuntimeError(
+        "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space "
+        "hbm. Used 37.74G of 15.75G hbm. Exceeded hbm capacity by 21.99G."
+    )
+    found = compile_lib._out_of_memory(error, 2**30, 1)
+    np.testing.assert_allclose(found, [37.74 * 2**30, 15.75 * 2**30])
+    error = RuntimeError(
+        "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total "
+        "memory required for HLO temporaries (22.12G) exceeds available HBM (15.75G)."
+    )
+    found = compile_lib._out_of_memory(error, 2**30, 1)
+    np.testing.assert_allclose(found, [23.12 * 2**30, 15.75 * 2**30])
+    with pytest.raises(RuntimeError, match="else"):
+        compile_lib._out_of_memory(RuntimeError("something else"), 1, 1)
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("v5e", "not of the form v5e:16x16"),
+        ("v5x:4x4", "no chip 'v5x'; known are v4, v5e"),
+        ("tpu:4x4", "known are v4, v5e"),
+        ("cpu:2x2", "give the number"),
+        ("h100:64", "nodes x GPUs"),
+        ("v5e:0x4", "at least 1"),
+        pytest.param("v5e:3x5", "knows no v5e of 3x5", marks=needs_tpu_compiler),
+    ],
+)
+def test_unknown_machines_are_one_sentence(name, words):
+    with pytest.raises(ConfigError, match=words) as caught:
+        find_topology(name)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mesh_that_does_not_fit_the_machine_is_one_sentence():
+    with pytest.raises(ConfigError, match=r"config\.mesh .* 8 devices"):
+        make_plan(small(**{"mesh.fsdp": 3}), find_topology("cpu:8"))
+    with pytest.raises(ConfigError, match=r"config\.batch_size = 60"):
+        make_plan(small(batch_size=60), find_topology("cpu:8"))
+
+
+def test_a_search_tries_uncut_parameters_first():
+    found = list(candidates(small(), find_topology("cpu:8")))
+    assert found[0]["mesh.fsdp"] == 1
+    assert [one["model.image.remat"] for one in found[:3]] == ["none", "dots", "full"]
+    assert {one["mesh.fsdp"] for one in found} == {1, 4}
+
+
+@needs_tpu_compiler
+def test_a_small_depth_pod_program_compiles_for_two_meshes(tmp_path):
+    """The command, end to end: 16 chips that are not here."""
+    file = tmp_path / "recipe.py"
+    file.write_text(
+        "from ml_collections import ConfigDict\n"
+        f"def get_config():\n    return ConfigDict({config_lib.to_dict(small())!r})\n"
+    )
+    stream = io.StringIO()
+    overrides = ["--config.mesh.fsdp=4", "--config.batch_size=256"]
+    assert plan(str(file), overrides, "v5e:4x4", as_json=True, stream=stream) == 0
+    found = json.loads(stream.getvalue())
+    assert found["fits"]
+    assert found["devices"] == 16
+    assert found["mesh"] == {"slice": 1, "data": 4, "fsdp": 4, "tensor": 1}
+    assert found["capacity_bytes"] == int(15.75 * 2**30)
+    assert found["state_bytes_per_device"] < 12 * found["parameters"] / 3.9
+    estimate = found["estimate"]
+    assert estimate["step_seconds"] <= estimate["step_seconds_without_overlap"]
+    axes = {tuple(row["axes"]) for row in found["collectives"]}
+    assert any("fsdp" in one for one in axes)

@@ -1,0 +1,69 @@
+"""The published models have the published sizes (open_clip's model profile lists two decimals)."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from contrastive.errors import ConfigError
+from contrastive.towers import TextTransformer, TextTransformerConfig, parameter_count, sizes
+
+FAMILIES = {"clip": sizes.CLIP, "siglip": sizes.SIGLIP}
+NAMES = [(family, name) for family, models in FAMILIES.items() for name in models]
+EXACT = {  # counted on the released weights
+    ("clip", "B/32"): 151_277_313,
+    ("clip", "B/16"): 149_620_737,
+    ("clip", "L/14"): 427_616_513,
+}
+
+
+def count(model):
+    return parameter_count(
+        model.model,
+        image_size=model.image_size,
+        text_length=model.text_length,
+        vocabulary_size=model.vocabulary_size,
+    )
+
+
+@pytest.mark.parametrize("family, name", [n for n in NAMES if FAMILIES[n[0]][n[1]].parameters])
+def test_parameter_counts_are_the_published_ones(family, name):
+    model = FAMILIES[family][name]
+    total = count(model)["total"]
+    assert round(total / 1e6, 2) == model.parameters
+    assert total == EXACT.get((family, name), total)
+
+
+def test_the_largest_siglip_is_two_published_towers():
+    parts = count(sizes.SIGLIP["g/14"])
+    longer = dataclasses.replace(sizes.SIGLIP["So400m/14"], text_length=64)
+    # The last product goes to the image tower's width.
+    difference = (1408 - 1152) * (1152 + 1)
+    assert parts["text"] == count(longer)["text"] + difference
+    blocks = 40 * (4 * 1408**2 + 4 * 1408 + 2 * 1408 * 6144 + 6144 + 1408 + 4 * 1408)
+    assert blocks < parts["image"] < 1.04 * blocks
+
+
+def test_unknown_names_are_answered_with_the_known():
+    with pytest.raises(ConfigError, match=r"'B/15'; known are B/32, B/16"):
+        sizes.published(sizes.CLIP, "B/15")
+
+
+@pytest.mark.parametrize("padding", ["masked", "read"])
+def test_padding_is_masked_or_read(padding, fill, quick):
+    """SigLIP pools the last position, padding or not; CLIP the last token before the padding."""
+    config = TextTransformerConfig(
+        width=16, depth=1, heads=2, pooling="last", causal=True, padding=padding
+    )
+    tower = fill(
+        lambda: TextTransformer(
+            config, length=6, vocabulary_size=9, pad_id=0, output=16, rngs=nnx.Rngs(0)
+        )
+    )
+    short = np.array([[3, 4, 5]], np.int32)
+    padded = np.array([[3, 4, 5, 0, 0]], np.int32)
+    run = quick(lambda tokens: tower(tokens, dtype=jnp.dtype("float32")))
+    same = np.allclose(run(short), run(padded), atol=1e-5)
+    assert same == (padding == "masked")
