@@ -212,6 +212,10 @@ class CaptionConfig:
 class AugmentConfig:
     """How far training pictures are changed. 0 = off."""
 
+    # A random part of the picture, resized: its share of the area, and width over height. None =
+    # the whole picture. (0.9, 1.0) is open_clip's, (0.2, 1.0) MoCo's, (0.08, 1.0) SimCLR's.
+    crop_area: tuple[float, float] | None = None
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
     zoom: float = 0.2  # size times or divided by up to 1 + zoom
     stretch: float = 0.1  # width over height times or divided by up to 1 + stretch
     shift: float = 0.1  # moved by up to this share of the side, each way
@@ -228,7 +232,23 @@ class AugmentConfig:
     def __post_init__(self) -> None:
         shares = ("shift", "flip", "brightness", "contrast", "grayscale", "blur", "cutout")
         limits = {**dict.fromkeys(shares, 1.0), "rotate": 180.0, "hue": 180.0}
+        if self.crop_area is not None and not 0 < self.crop_area[0] <= self.crop_area[1] <= 1:
+            raise ConfigError(
+                f"config.data.augment.crop_area = {self.crop_area} has to be two shares, the "
+                "smaller one first."
+            )
+        if not 0 < self.crop_ratio[0] <= self.crop_ratio[1]:
+            raise ConfigError(
+                f"config.data.augment.crop_ratio = {self.crop_ratio} has to be two positive "
+                "ratios, the smaller one first."
+            )
+        if self.crop_area is None and self.crop_ratio != (3 / 4, 4 / 3):
+            raise ConfigError(
+                "config.data.augment.crop_ratio has no effect without crop_area beside it."
+            )
         for field in dataclasses.fields(self):
+            if field.name.startswith("crop_"):
+                continue
             value, limit = getattr(self, field.name), limits.get(field.name, math.inf)
             if not 0 <= value <= limit:
                 raise ConfigError(
@@ -243,7 +263,8 @@ class AugmentConfig:
 
     def room(self, image_size: int) -> int:
         """The side at which pictures wait for their geometry."""
-        return math.ceil(image_size * _ROOM) if self.geometric else image_size
+        waits = self.geometric and self.crop_area is None
+        return math.ceil(image_size * _ROOM) if waits else image_size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -271,6 +292,13 @@ class DataConfig:
     format: Format | None = None  # of the source; None = by its name
     cache: str = "~/.cache/contrastive"  # where data sets are prepared
     image_size: int = 32  # side of the pictures that the model sees, in pixels
+    # How a picture becomes square: its middle, resized (square); resized, then the middle (clip);
+    # stretched (siglip). Together with model.pixel_mean and pixel_std.
+    preprocessing: Literal["square", "clip", "siglip"] = "square"
+    # How training pictures are decoded and resized. evaluation: as in evaluation, by Pillow. train:
+    # by faster code where contrastive[fast] is installed, within 2/255. train_fast: large JPEGs are
+    # also decoded at a smaller scale, which is less exact.
+    decoding: Literal["evaluation", "train", "train_fast"] = "evaluation"
     text_length: int = 16  # token ids a caption, begin and end included
     tokenizer: TokenizerConfig = dataclasses.field(default_factory=TokenizerConfig)
     captions: CaptionConfig = dataclasses.field(default_factory=CaptionConfig)

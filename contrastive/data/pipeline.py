@@ -9,13 +9,13 @@ and left out (:mod:`contrastive.data.examples`). Large sets are checked as they 
 a sample that cannot be used has weight 0 (:mod:`contrastive.data.unchecked`).
 """
 
-import functools
 import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import grain
 import numpy as np
+from jaxtyping import UInt64
 from PIL import Image
 
 from contrastive.data.augment import augment
@@ -131,8 +131,9 @@ class BatchLoader:
             self.examples = read_examples(source, config, error_log=log, progress=progress)
             self.errors = self.examples.errors
         else:
-            read = functools.partial(read_picture, config=config)
-            self.examples = UncheckedExamples(source, config, read)
+            self.examples = UncheckedExamples(
+                source, config, lambda record, key: read_picture(record, config, key)
+            )
             if error_log is not None and process_index:
                 error_log = error_log.with_suffix(f".{process_index}{error_log.suffix}")
             self._account = Account(source, config, error_log)
@@ -162,7 +163,7 @@ class BatchLoader:
         """One process's rows of global batch ``step``."""
         begin = step * self._batch_size + self._part[0] * self._rows
         keys = example_keys(self._seed, np.arange(begin, begin + len(rows), dtype=np.int64))
-        found = self._fetch(rows)
+        found = self._fetch(rows, keys)
         config = self._config
         captions = choose_captions(found.captions, found.keywords, keys, config.captions)
         ids, truncated = self._tokenizer.encode_counted(captions)
@@ -179,14 +180,14 @@ class BatchLoader:
             batch["weight"] = found.weight
         return _Loaded(batch, truncated, found.bad)
 
-    def _fetch(self, rows: list[int]) -> Fetched:
+    def _fetch(self, rows: list[int], keys: UInt64[np.ndarray, " batch"]) -> Fetched:
         if isinstance(self.examples, UncheckedExamples):
-            return self.examples.fetch(rows)
-        return self.examples.fetch(rows, self._picture)
+            return self.examples.fetch(rows, keys)
+        return self.examples.fetch(rows, lambda index, i: self._picture(index, keys[i : i + 1]))
 
-    def _picture(self, index: int) -> Image.Image:
+    def _picture(self, index: int, key: UInt64[np.ndarray, " 1"]) -> Image.Image:
         try:
-            return read_picture(self._source[index], self._config)
+            return read_picture(self._source[index], self._config, key)
         except SampleError as error:
             raise DataError(
                 f"Sample {error.key or index} could be read when the run started and no longer "

@@ -146,7 +146,8 @@ class _Look:
     """Collects what a survey sees."""
 
     def __init__(self, source: Source, config: DataConfig) -> None:
-        self._source, self._size = source, config.image_size
+        self._source = source
+        self._size, self._rule = config.image_size, config.preprocessing
         self.errors = DataErrors()
         if isinstance(source, IndexedSource):
             self.errors.include(source.errors)
@@ -169,7 +170,7 @@ class _Look:
             if not caption:
                 raise SampleError("empty caption")
             image: Image.Image = self._timed("decode", decode_image, record["image"])
-            self._timed("resize", evaluation_image, image, self._size)
+            self._timed("resize", evaluation_image, image, self._size, self._rule)
         except SampleError as error:
             self.errors.add(index, error.key or key, error)
             return

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, Int32, Int64, UInt32
+from jaxtyping import Float32, Int32, Int64, UInt32, UInt64
 from PIL import Image
 
 from contrastive.data.captions import canonical
@@ -68,13 +68,16 @@ class UncheckedExamples:
     Args:
       source: The records.
       config: Sizes and the share of bad samples that is allowed.
-      read: Turns a record into its picture.
+      read: Turns a record into its picture, with the key of the example.
     """
 
     images = None  # nothing is kept in memory
 
     def __init__(
-        self, source: Source, config: DataConfig, read: Callable[[Record], Image.Image]
+        self,
+        source: Source,
+        config: DataConfig,
+        read: Callable[[Record, UInt64[np.ndarray, " 1"]], Image.Image],
     ) -> None:
         self._source, self._read = source, read
         room = config.augment.room(config.image_size)
@@ -84,14 +87,14 @@ class UncheckedExamples:
     def __len__(self) -> int:
         return len(self._source)
 
-    def fetch(self, rows: Sequence[int]) -> Fetched:
+    def fetch(self, rows: Sequence[int], keys: UInt64[np.ndarray, " b"]) -> Fetched:
         """Reads rows; one that is bad is empty and has weight 0."""
         captions: list[str] = []
         keywords: list[Sequence[str]] = []
         images: list[Image.Image] = []
         ids: list[tuple[int, int]] = []
         bad: list[Bad] = []
-        for index in rows:
+        for i, index in enumerate(rows):
             key = f"sample {index}"
             try:
                 record = self._source[index]
@@ -99,7 +102,7 @@ class UncheckedExamples:
                 caption = (record["caption"] or "").strip()
                 if not caption:
                     raise SampleError("empty caption")
-                picture = self._read(record)
+                picture = self._read(record, keys[i : i + 1])
             except SampleError as error:
                 bad.append(Bad(index, error.key or key, error))
                 caption, words, picture, identity = "", [], self._blank, _UNKNOWN
