@@ -185,7 +185,7 @@ class _Run:
             seed=self.recipe.seed,
             process_index=part,
             process_count=parts,
-            error_log=self.workdir / "data_errors.jsonl" if self.processes.first else None,
+            error_log=self.workdir / "data_errors.jsonl",
         )
 
     def _compare_hosts(self) -> None:

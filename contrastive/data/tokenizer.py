@@ -1,11 +1,13 @@
 """Text to token ids, by the Hugging Face ``tokenizers`` library.
 
-Either a ``tokenizer.json`` is given, or a small vocabulary (byte-level BPE, or whole words) is
-learned from the training captions, always the same from the same captions, and saved in the run's
-folder, where evaluation and search find it. A row of ids is begin token, text, end token, padding;
-a text that is too long loses its last tokens, never the end token.
+Either a published model's is taken (:mod:`contrastive.data.vocabulary`), or a ``tokenizer.json`` is
+given, or a small vocabulary (byte-level BPE, or whole words) is learned from the training captions,
+always the same from the same captions. It is saved in the run's folder, where evaluation and search
+find it. A row of ids is begin token, text, end token, padding; a text that is too long loses its
+last tokens, never the end token.
 """
 
+import dataclasses
 import os
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,11 +20,13 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from contrastive.data.config import DataConfig, TokenizerConfig
 from contrastive.data.records import SampleError, Source, TextSource
+from contrastive.data.vocabulary import PRESETS, read_vocabulary
 from contrastive.errors import ConfigError, DataError
 
 _BEGIN = ("<|begin|>", "<|startoftext|>", "[CLS]", "<s>", "<bos>")
 _END = ("<|end|>", "<|endoftext|>", "[SEP]", "</s>", "<eos>")
 _PAD = ("<|pad|>", "[PAD]", "<pad>")
+_LEARNED_FROM = 200_000  # records at most that a vocabulary is learned from
 _UNKNOWN = ("<|unknown|>", "[UNK]", "<unk>")
 MARKERS = (_PAD[0], _BEGIN[0], _END[0])
 """The markers of a vocabulary that is made here, with ids 0, 1 and 2."""
@@ -51,9 +55,16 @@ class Tokenizer:
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
+        self._rules = None if config.preset is None else PRESETS[config.preset]
+        if self._rules is not None:
+            begin, end, pad, _ = self._rules
+            config = dataclasses.replace(
+                config, preset=None, begin_token=begin, end_token=end, pad_token=pad
+            )
         self.length = length
         self.vocabulary_size = backend.get_vocab_size(with_added_tokens=True)
-        self.begin_id = self._find("begin_token", config.begin_token, _BEGIN)
+        known = _BEGIN if self._rules is None else ()  # a preset without a begin token has none
+        self.begin_id = self._find("begin_token", config.begin_token, known)
         self.end_id = self._find("end_token", config.end_token, _END)
         self.unknown_id = self._find("", None, _UNKNOWN)
         if config.hidden and self.unknown_id is None:
@@ -95,6 +106,8 @@ class Tokenizer:
         """Like :meth:`encode`, and counts the texts that were cut."""
         rows = np.full((len(texts), self.length), self.pad_id, np.int32)
         truncated = 0
+        if self._rules is not None:
+            texts = [self._rules.form(text) for text in texts]
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         for row, encoding in zip(rows, encodings, strict=True):
             ids = encoding.ids
@@ -116,8 +129,24 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int | np.integer]) -> str:
         """The text of a row of ids, without markers and padding (for reading by people)."""
-        markers = {self.pad_id, self.begin_id, self.end_id}
-        return self._backend.decode([int(i) for i in ids if int(i) not in markers]).strip()
+        return self._backend.decode(self.without_markers(ids)).strip()
+
+    def pieces(self, ids: Iterable[int | np.integer]) -> list[str]:
+        """The tokens of a row of ids as the vocabulary spells them, without padding."""
+        return [self._backend.id_to_token(i) or "?" for i in self._text(ids, markers=True)]
+
+    def without_markers(self, ids: Iterable[int | np.integer]) -> list[int]:
+        """The ids of the text itself."""
+        return self._text(ids, markers=False)
+
+    def _text(self, ids: Iterable[int | np.integer], *, markers: bool) -> list[int]:
+        """Up to the end token, since the id of the padding may be that of a piece, too."""
+        row = [int(i) for i in ids]
+        if self.end_id in row:
+            row = row[: row.index(self.end_id) + 1]
+        else:
+            row = [i for i in row if i != self.pad_id]
+        return row if markers else [i for i in row if i not in (self.begin_id, self.end_id)]
 
     def save(self, path: pathlib.Path) -> None:
         """Writes a ``tokenizer.json``, whole or not at all."""
@@ -171,25 +200,20 @@ def _words(config: TokenizerConfig) -> tuple[tokenizers.Tokenizer, trainers.Word
     )
 
 
-def read_tokenizer(path: pathlib.Path, *, length: int, config: TokenizerConfig) -> Tokenizer:
-    """Reads a ``tokenizer.json``.
+def read_tokenizer(path: pathlib.Path | None, *, length: int, config: TokenizerConfig) -> Tokenizer:
+    """Reads the tokenizer of a file; None: that of ``config.preset``.
 
     Raises:
       DataError: There is no such file, or it is not a tokenizer.
       ConfigError: A marker that the config names is not in the vocabulary.
     """
-    if not path.is_file():
-        raise DataError(f"There is no tokenizer file {path}.")
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
-        raise DataError(f"{path} is not a tokenizer.json: {error}.") from error
-    return Tokenizer(backend, length=length, config=config)
+    return Tokenizer(read_vocabulary(path, config.preset), length=length, config=config)
 
 
 def texts(source: Source) -> Iterator[str]:
-    """Every caption and keyword of the usable records."""
-    for index in range(len(source)):
+    """Captions and keywords of the usable records; of very many, those of evenly spaced ones."""
+    count = len(source)
+    for index in range(count) if count <= _LEARNED_FROM else _spaced(count):
         try:
             if isinstance(source, TextSource):
                 caption, keywords = source.text(index)
@@ -200,6 +224,10 @@ def texts(source: Source) -> Iterator[str]:
             continue
         yield caption
         yield from keywords
+
+
+def _spaced(count: int) -> Iterator[int]:
+    return (i * count // _LEARNED_FROM for i in range(_LEARNED_FROM))
 
 
 def load_tokenizer(
@@ -218,8 +246,8 @@ def load_tokenizer(
     saved = None if workdir is None else workdir / "tokenizer.json"
     if saved is not None and saved.exists():
         return read_tokenizer(saved, length=config.text_length, config=settings)
-    if settings.path is not None:
-        path = pathlib.Path(settings.path).expanduser()
+    if settings.path is not None or settings.preset is not None:
+        path = None if settings.path is None else pathlib.Path(settings.path).expanduser()
         tokenizer = read_tokenizer(path, length=config.text_length, config=settings)
     elif config.source == "synthetic":
         from contrastive.data.synthetic import synthetic_tokenizer
