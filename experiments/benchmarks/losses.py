@@ -3,7 +3,7 @@
 Forward and backward of the softmax (CLIP) and sigmoid (SigLIP) loss, float32, on one CPU device and
 on 8 simulated ones, against the rate of this machine's own matrix product.
 
-    python -m experiments.benchmarks.losses                     # all, about 15 minutes
+    python -m experiments.benchmarks.losses                     # all: start it and leave it
     python -m experiments.benchmarks.losses --batches 1024,4096 --rounds 3
 
 Timing is noisy where others use the machine too, so the forms of one batch size take turns, each
@@ -287,7 +287,7 @@ def plot(rows: list[dict[str, Any]], path: pathlib.Path) -> None:
 
 def main() -> None:
     """Measures, prints the table, saves it and the plot."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--batches", default="1024,2048,4096,8192,16384")
     parser.add_argument("--largest", type=int, default=65536, help="one round on one device; 0: no")
     parser.add_argument("--dim", type=int, default=512)
