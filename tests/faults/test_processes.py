@@ -150,6 +150,28 @@ def test_E01_a_late_process_is_waited_for(new_run, tiny_faulty):
     finish([first, start("1")], 120, [0, 0])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--coordinator=auto",)])
+def test_the_tasks_of_a_slurm_step_find_each_other(new_run, tiny_faulty, options):
+    run = new_run(tiny_faulty)
+    step = {
+        "SLURM_JOB_ID": str(free_port()),
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_NTASKS": "2",
+        "SLURM_STEP_NUM_NODES": "1",
+    }
+    processes = [
+        run.start(
+            "--config.stop_at=1",
+            *options,
+            environment=(step | {"SLURM_PROCID": i, "SLURM_LOCALID": i}).items(),
+        )
+        for i in ("0", "1")
+    ]
+    said = finish(processes, 120, [0, 0])
+    assert "in 2 processes" in said[0]
+
+
 def test_where_a_process_stands():
     assert find_launch(None, None, None, {}) is None
     assert find_launch("a:1", 2, 1, {}) == Launch(coordinator="a:1", count=2, index=1)
