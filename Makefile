@@ -4,13 +4,16 @@ WORKDIR ?= runs/emoji
 CONFIG ?= configs/emoji.py:clip
 WORKERS ?= 2
 
-.PHONY: help env train test test-slow lint clean
+.PHONY: help env parity train test test-slow lint clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 env:  ## create .venv with pinned dependencies (does nothing when it is up to date)
 	@sh launch/environment.sh
+
+parity: env  ## create .venv-parity: PyTorch and the libraries that this one is compared with
+	@sh launch/parity_environment.sh
 
 train: env  ## train the emoji model (about 4 minutes), evaluate it, write the report; resumes; ARGS=... passes more
 	@JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(PYTHON) -m contrastive.cli train --config=$(CONFIG) --workdir=$(WORKDIR) $(ARGS)
@@ -24,5 +27,5 @@ test-slow: env  ## the full cross products and full-size programs
 lint: env  ## formatting, lint and types
 	@$(PYTHON) -m ruff format --check . && $(PYTHON) -m ruff check . && $(PYTHON) -m pyright
 
-clean:  ## remove the environment (runs are kept)
-	rm -rf .venv
+clean:  ## remove the environments (runs are kept)
+	rm -rf .venv .venv-parity

@@ -14,7 +14,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from contrastive.errors import ConfigError, UserError
 
@@ -218,7 +218,51 @@ def make_parser() -> argparse.ArgumentParser:
     embed.add_argument("--output", type=pathlib.Path, required=True, help="the .npz file to write")
     embed.set_defaults(run=_embed, parser=embed)
 
+    _add_data_commands(commands)
     return parser
+
+
+def _add_data_commands(commands: Any) -> None:
+    data = commands.add_parser("data", help="look at the data of a recipe, index or convert it")
+    inner = data.add_subparsers(dest="action", required=True, metavar="ACTION")
+    summaries = {
+        "index": "make the index of webdataset tars",
+        "inspect": "fields, faults, tokens, speed and a contact sheet of the training data",
+        "stats": "lengths, duplicates and resolutions",
+        "convert": "write the data as ArrayRecord or webdataset tars",
+    }
+    for name, summary in summaries.items():
+        action = inner.add_parser(name, help=summary, allow_abbrev=False)
+        action.add_argument(
+            "--config", required=True, help="a recipe; --config.data.KEY=VALUE changes a key"
+        )
+        if name == "index":
+            action.add_argument(
+                "--workers", type=int, default=0, help="processes that read tars (0: this one)"
+            )
+        if name in ("inspect", "stats"):
+            most = 1000 if name == "inspect" else 10_000
+            action.add_argument(
+                "--most", type=int, default=most, help=f"samples to look at ({most}; 0: all)"
+            )
+            action.add_argument(
+                "--json", action="store_true", help="print one JSON object instead of a table"
+            )
+        if name == "inspect":
+            action.add_argument("--output", type=pathlib.Path, help="the sheet (data.html)")
+        if name in ("stats", "convert"):
+            action.add_argument("--split", default="train", help="which split (train)")
+        if name == "stats":
+            action.add_argument("--plots", type=pathlib.Path, help="a folder for a plot")
+        if name == "convert":
+            action.add_argument("--to", required=True, choices=("array_record", "webdataset"))
+            action.add_argument(
+                "--output", type=pathlib.Path, required=True, help="the folder to write into"
+            )
+            action.add_argument(
+                "--shard-size", type=int, default=10_000, help="samples a file (10,000)"
+            )
+        action.set_defaults(run=_data, parser=action)
 
 
 def _add_workdir(parser: argparse.ArgumentParser) -> None:
@@ -295,6 +339,32 @@ def _plan(options: argparse.Namespace) -> int:
         options.topology,
         as_json=options.json,
         search=options.search,
+    )
+
+
+def _data(options: argparse.Namespace) -> int:
+    from contrastive.commands import data
+    from contrastive.recipe import load_recipe
+
+    recipe = load_recipe(options.config, options.overrides)
+    if options.action == "index":
+        return data.index(recipe, workers=options.workers)
+    if options.action == "inspect":
+        return data.inspect(recipe, output=options.output, most=options.most, as_json=options.json)
+    if options.action == "stats":
+        return data.stats(
+            recipe,
+            most=options.most,
+            as_json=options.json,
+            plots=options.plots,
+            split=options.split,
+        )
+    return data.convert(
+        recipe,
+        target=options.to,
+        output=options.output,
+        shard_size=options.shard_size,
+        split=options.split,
     )
 
 

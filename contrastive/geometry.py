@@ -417,7 +417,7 @@ def _over_tiles(layout: Layout, rows: Side, columns: Side, state: Any, tile: Any
     """State of this device's rows after ``tile`` has seen them with the columns of all devices."""
 
     def visit(panel: Side, nothing: Any, carry: Any) -> tuple[Any, Any]:
-        shape = layout.tile(rows.x.shape[0], panel.x.shape[0])
+        shape = layout.tile(rows.x, panel.x)
         carry, nothing = walk_tiles(tile, rows, panel, carry, nothing, *shape)
         return nothing, carry
 

@@ -18,7 +18,7 @@ from PIL import Image
 from contrastive.data.pipeline import DataConfig, load_tokenizer
 from contrastive.data.records import SampleError
 from contrastive.data.tokenizer import Tokenizer
-from contrastive.data.transforms import decode_image, evaluation_image
+from contrastive.data.transforms import Rule, decode_image, evaluation_image
 from contrastive.errors import DataError
 from contrastive.geometry import normalize
 from contrastive.mesh import (
@@ -163,13 +163,13 @@ class Model:
         """
         if isinstance(images, Picture) and not (isinstance(images, np.ndarray) and images.ndim > 3):
             images = [images]
-        size = self.recipe.data.image_size
+        size, rule = self.recipe.data.image_size, self.recipe.data.preprocessing
 
         def read(part: range) -> np.ndarray:
             if isinstance(images, np.ndarray) and images.shape[1:] == (size, size, 3):
                 _check_pixels(images, part[0])
                 return images[part.start : part.stop]
-            return np.stack([_read(images[i], size, i) for i in part])
+            return np.stack([_read(images[i], size, i, rule) for i in part])
 
         return self._encode("image", len(images), read)
 
@@ -264,7 +264,9 @@ def load(
     return Model(recipe, towers, tokenizer, batch_size=batch_size)
 
 
-def read_picture(picture: Picture, size: int) -> Shaped[np.ndarray, "size size 3"]:
+def read_picture(
+    picture: Picture, size: int, rule: Rule = "square"
+) -> Shaped[np.ndarray, "size size 3"]:
     """The pixels of one picture as a tower sees them.
 
     Raises:
@@ -273,9 +275,9 @@ def read_picture(picture: Picture, size: int) -> Shaped[np.ndarray, "size size 3
     """
     if isinstance(picture, np.ndarray):
         _check_pixels(picture)
-        return evaluation_image(Image.fromarray(picture), size)
+        return evaluation_image(Image.fromarray(picture), size, rule)
     if isinstance(picture, Image.Image):
-        return evaluation_image(picture, size)
+        return evaluation_image(picture, size, rule)
     if isinstance(picture, str | os.PathLike):
         try:
             picture = pathlib.Path(picture).read_bytes()
@@ -286,12 +288,12 @@ def read_picture(picture: Picture, size: int) -> Shaped[np.ndarray, "size size 3
             f"{type(picture).__name__} is not a picture: give a path, encoded bytes, a PIL image "
             "or a uint8 array."
         )
-    return evaluation_image(decode_image(picture), size)
+    return evaluation_image(decode_image(picture), size, rule)
 
 
-def _read(picture: Any, size: int, index: int) -> np.ndarray:
+def _read(picture: Any, size: int, index: int, rule: Rule) -> np.ndarray:
     try:
-        return read_picture(picture, size)
+        return read_picture(picture, size, rule)
     except SampleError as error:
         name = picture if isinstance(picture, str | os.PathLike) else f"image {index}"
         raise DataError(f"{os.fspath(name)} cannot be read: {error}.") from error

@@ -110,6 +110,7 @@ def make_objective(
         scale = jnp.exp(model.log_scale[...])
         ids = batch["id"] if config.mask_duplicates else None
         common: dict[str, Any] = {"partition": partition, "return_statistics": True}
+        common["weights"] = batch.get("weight")  # 0 in rows of samples that could not be read
         metrics = {"scale": scale, "temperature": 1 / scale}
         if config.name == "siglip":
             assert model.bias is not None
@@ -177,15 +178,26 @@ def _watch(stats: RowStatistics, scale: Array, bias: Array) -> dict[str, Array]:
     positive = cosine(stats.positive)
     metrics = {
         "accuracy/image_to_text": stats.accuracy(),
-        "positive_cosine/mean": positive.mean(),
-        "positive_cosine/min": positive.min(),
-        "positive_cosine/max": positive.max(),
+        **_range("positive_cosine", positive, stats.exists),
         "negative_cosine/mean": cosine(stats.sum.sum() / jnp.maximum(stats.count.sum(), 1.0)),
         "negative_cosine/max": cosine(stats.max.max()),
     }
     if stats.columns is not None:
         metrics["accuracy/text_to_image"] = stats.columns.accuracy()
     return metrics
+
+
+def _range(name: str, values: Array, exists: Array | None) -> dict[str, Array]:
+    """Mean and extremes over the rows that exist; 0, 1 and -1 where there are none."""
+    if exists is None:
+        found = values.mean(), values.min(), values.max()
+    else:
+        there = exists > 0
+        mean = values.sum(where=there) / jnp.maximum(exists.sum(), 1.0)
+        found = mean, values.min(where=there, initial=1.0), values.max(where=there, initial=-1.0)
+    return {
+        f"{name}/{word}": value for word, value in zip(("mean", "min", "max"), found, strict=True)
+    }
 
 
 def _cosine(logits: Array, *, scale: Array, bias: Array) -> Array:

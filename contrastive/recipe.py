@@ -8,6 +8,7 @@ from typing import Any
 
 from contrastive import config as config_lib
 from contrastive.data.pipeline import DataConfig
+from contrastive.data.transforms import PIXEL_STATISTICS
 from contrastive.errors import ConfigError, UserError
 from contrastive.evaluation.suite import EvaluationConfig
 from contrastive.mesh import MeshConfig
@@ -88,6 +89,18 @@ class Recipe:
             )
         if self.average_decay is not None and not 0 < self.average_decay < 1:
             raise ConfigError("config.average_decay has to lie between 0 and 1, or be None.")
+        self._check_pixels()
+
+    def _check_pixels(self) -> None:
+        """The pictures of a published model go with its pixel statistics."""
+        wanted = PIXEL_STATISTICS.get(self.data.preprocessing)
+        given = self.model.pixel_mean, self.model.pixel_std
+        if wanted is not None and given != wanted:
+            raise ConfigError(
+                f"config.data.preprocessing = {self.data.preprocessing!r} goes with "
+                f"config.model.pixel_mean = {wanted[0]} and config.model.pixel_std = {wanted[1]}; "
+                f"given are {given[0]} and {given[1]}."
+            )
 
 
 # What may differ when a run is resumed: cadences, logging and where it runs.

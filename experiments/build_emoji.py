@@ -40,6 +40,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from contrastive.data.emoji.concepts import LARGEST_HELD_OUT_BASE
 from experiments.emoji_bases import bases
 
 TILE = 48
@@ -49,7 +50,6 @@ COMPONENT_GROUP = 2
 
 SEED = 20
 HELD_OUT_SHARE = 0.10
-LARGEST_HELD_OUT_BASE = 6
 
 NPM = {
     "emojibase-data": "17.0.0",

@@ -77,9 +77,10 @@ def _batches(
     skipped: list[tuple[str, str]],
 ) -> Iterator[np.ndarray]:
     batch: list[np.ndarray] = []
+    data = model.recipe.data
     for name, get in items:
         try:
-            batch.append(read_picture(get(), model.recipe.data.image_size))
+            batch.append(read_picture(get(), data.image_size, data.preprocessing))
         except SampleError as error:
             skipped.append((name, str(error)))
             continue

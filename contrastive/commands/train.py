@@ -129,6 +129,7 @@ class _Run:
         self.profiler = Profiler(workdir, recipe.train.profiled(), processes)
         self.newest_step, self.newest = 0, {}  # what was measured at the last step that was logged
         self.stopped_by = 0  # the signal that ended the run, in whichever process it arrived
+        self._evaluation = workdir / "evaluation.json"
         self.terminal = logs.Terminal(recipe.total_steps, stream=stream)
         self.metrics = logs.MetricsFile(workdir / "metrics.jsonl") if processes.first else None
         self.checkpoints = checkpoint.Checkpointer(
@@ -184,7 +185,7 @@ class _Run:
             seed=self.recipe.seed,
             process_index=part,
             process_count=parts,
-            error_log=self.workdir / "data_errors.jsonl" if self.processes.first else None,
+            error_log=self.workdir / "data_errors.jsonl",
         )
 
     def _compare_hosts(self) -> None:
@@ -240,6 +241,8 @@ class _Run:
         self, state: TrainState, program: Program, start: int, stop: int
     ) -> tuple[TrainState, int]:
         recipe = self.recipe
+        if self.processes.first:
+            self._evaluation.unlink(missing_ok=True)  # what an earlier `evaluate` said of this run
         step_fn = program.step(self.graphdef)
         hooks = loop.Hooks(
             log=self._log,
@@ -340,17 +343,16 @@ class _Run:
     def _finish(self, state: TrainState) -> None:
         self.terminal.close()
         model = self._model(state)
-        file = self.workdir / "evaluation.json"
         with contextlib.ExitStack() as stack:
             # The model lies on the devices of all processes: all compute, and one writes.
             target = self.workdir
             if not self.processes.first:
                 target = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
                 write_recipe(target, self.recipe)
-            here = "yes" if file.exists() else ""
+            here = "yes" if self._evaluation.exists() else ""
             done = self.processes.gather(here, "looking for the evaluation")[0]
             if done:
-                results = json.loads(file.read_text())
+                results = json.loads(self._evaluation.read_text())
             else:
                 self.terminal.say("Evaluating ...")
                 results = save_evaluation(target, model, self.recipe)

@@ -15,6 +15,7 @@ from PIL import Image
 from contrastive.data.config import AugmentConfig
 from contrastive.data.draws import uniform
 
+_TRIES = 10  # at a random part
 _LUMA = np.array([0.299, 0.587, 0.114])
 
 
@@ -53,6 +54,39 @@ def affine_coefficients(
     linear = np.stack([cos * along, sin * across, -sin * along, cos * across], 1).reshape(-1, 2, 2)
     shift = config.shift * u[:, 3:5, None]
     return np.concatenate([linear, -linear @ shift], axis=2)
+
+
+def random_part(
+    width: int, height: int, key: UInt64[np.ndarray, " 1"], config: AugmentConfig
+) -> tuple[int, int, int, int]:
+    """A random rectangle: its share of the area is uniform, its width over height log-uniform.
+
+    The first of ten tries that fits is taken, else the largest middle part whose ratio is allowed
+    (Szegedy et al.: Going deeper with convolutions, 2014; the tries are torchvision's).
+
+    Returns:
+      Left, top, right, bottom.
+    """
+    assert config.crop_area is not None
+    u = uniform(key, "crop", 4 * _TRIES)[0].reshape(_TRIES, 4)
+    least, most = config.crop_ratio
+    areas = (
+        width
+        * height
+        * (config.crop_area[0] + u[:, 0] * (config.crop_area[1] - config.crop_area[0]))
+    )
+    ratios = np.exp(math.log(least) + u[:, 1] * (math.log(most) - math.log(least)))
+    widths, heights = np.rint(np.sqrt(areas * ratios)), np.rint(np.sqrt(areas / ratios))
+    fits = (widths >= 1) & (heights >= 1) & (widths <= width) & (heights <= height)
+    if fits.any():
+        i = int(np.argmax(fits))
+        w, h = int(widths[i]), int(heights[i])
+        left, top = int(u[i, 2] * (width - w + 1)), int(u[i, 3] * (height - h + 1))
+        return left, top, left + w, top + h
+    w = min(width, max(round(height * most), 1))
+    h = min(height, max(round(width / least), 1))
+    left, top = (width - w) // 2, (height - h) // 2
+    return left, top, left + w, top + h
 
 
 def move(image: Image.Image, coefficients: Float64[np.ndarray, "2 3"], size: int) -> Image.Image:

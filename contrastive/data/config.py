@@ -1,13 +1,40 @@
 """Everything that can be set about the data, from the file on disk to the batch."""
 
+import collections
 import dataclasses
 import math
 import pathlib
+import re
 from typing import Literal
 
 from contrastive.errors import ConfigError
 
-_TABLES = (".csv", ".tsv")
+Format = Literal[
+    "emoji",
+    "synthetic",
+    "csv",
+    "tsv",
+    "jsonl",
+    "parquet",
+    "arrow",
+    "array_record",
+    "tfds",
+    "webdataset",
+    "image_folder",
+]
+_FORMAT_OF_SUFFIX: dict[str, Format] = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".array_record": "array_record",
+    ".arrayrecord": "array_record",
+    ".tar": "webdataset",
+}
+# The group of settings that a format reads; the others read "fields".
+_GROUP_OF_FORMAT = {"csv": "csv", "tsv": "csv", "emoji": "emoji", "synthetic": "synthetic"}
 _ROOM = 1.5  # pictures are kept this much larger than the tower's input while geometry is pending
 LEAST_VOCABULARY = 259  # 256 bytes, begin, end, padding
 
@@ -48,21 +75,97 @@ class CsvConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class FieldsConfig:
+    """Where JSON Lines, Parquet, Arrow, ArrayRecord, tfds, webdataset and image folders hold the
+    parts of a sample. None takes the usual names; ``docs/data.md`` lists them."""
+
+    image: str | None = None  # encoded bytes, or the path of a picture relative to the file
+    caption: str | None = None  # a text, a list of texts (the first one counts) or a class number
+    keywords: str | None = None  # a list of texts, or one text with separators
+    keywords_separator: str = "|"  # between keywords in one text
+    id: str | None = None  # a whole number that is the same for equal contents
+    key: str | None = None  # what the sample is called in messages
+    split: str = "split"  # JSON Lines, Parquet, Arrow: names each row's split, where it exists
+    held_out_share: float = 0.1  # kept for "validation" where neither rows nor files name splits
+    class_names: str | None = None  # file with a name a line, for captions that are class numbers
+    undecodable: Literal["skip", "replace"] = "skip"  # a sample with text that is not UTF-8
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.held_out_share < 1:
+            raise ConfigError(
+                f"config.data.fields.held_out_share = {self.held_out_share} has to be at least 0 "
+                "and below 1."
+            )
+        if not self.keywords_separator:
+            raise ConfigError("config.data.fields.keywords_separator cannot be empty.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EmojiConfig:
+    """Which part of the built-in set is trained on."""
+
+    # Set a tenth of the training concepts aside, by base, and evaluate on their pictures only:
+    # to choose settings by, without a look at the test sets.
+    validation: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
     """Where token ids come from."""
 
-    path: str | None = None  # a tokenizer.json; None = learn a vocabulary from the captions
-    vocabulary_size: int = 4096  # entries at most, when learned; 259 are bytes and markers
+    # The vocabulary, markers, padding, cleaning and length of a published model. clip and bert come
+    # with this package; siglip and siglip2 need the path of their vocabulary.
+    preset: Literal["clip", "bert", "siglip", "siglip2"] | None = None
+    # A tokenizer.json or a SentencePiece .model (for bert also a vocab.txt, for clip a list of
+    # merges); None = the preset's own, or without one learn a vocabulary from the captions.
+    path: str | None = None
+    # What is learned. "bpe": pieces down to bytes, so any text has ids. "words": whole words, and
+    # words that no training caption has are one unknown token: better where captions are few, so
+    # that pieces of words say little, and in languages that put spaces between words.
+    kind: Literal["bpe", "words"] = "bpe"
+    vocabulary_size: int = (
+        4096  # entries at most, when learned; of "bpe", 259 are bytes and markers
+    )
     begin_token: str | None = None  # None = the first known one that the vocabulary has, or none
     end_token: str | None = None  # likewise
     pad_token: str | None = None  # likewise, but there has to be one
+    hidden: float = 0.0  # share of a training caption's tokens that become the unknown token
 
     def __post_init__(self) -> None:
+        if not 0 <= self.hidden < 1:
+            raise ConfigError(
+                f"config.data.tokenizer.hidden = {self.hidden} has to be at least 0 and below 1."
+            )
         if self.vocabulary_size < LEAST_VOCABULARY:
             raise ConfigError(
                 f"config.data.tokenizer.vocabulary_size = {self.vocabulary_size} has to be at "
                 f"least {LEAST_VOCABULARY}: 256 bytes, begin, end and padding."
             )
+        if self.preset is None:
+            return
+        for name in ("begin_token", "end_token", "pad_token"):
+            if getattr(self, name) is not None:
+                raise ConfigError(
+                    f"config.data.tokenizer.{name} belongs to the preset {self.preset!r}; leave it "
+                    "out, or set config.data.tokenizer.preset = None."
+                )
+        if self.path is None and self.preset in ("siglip", "siglip2"):
+            raise ConfigError(
+                f"config.data.tokenizer.preset = {self.preset!r} needs config.data.tokenizer.path: "
+                "the .model or tokenizer.json that its authors publish."
+            )
+
+    def check_length(self, length: int) -> None:
+        """Raises :class:`ConfigError` unless the preset can have texts of so many ids."""
+        fixed = {"clip": 77, "siglip": 64, "siglip2": 64}.get(str(self.preset))
+        if fixed is not None and length != fixed:
+            raise ConfigError(
+                f"config.data.text_length = {length}, but the preset {self.preset!r} has {fixed} "
+                "ids a text. For another length name the vocabulary by config.data.tokenizer.path "
+                "without a preset."
+            )
+        if self.preset == "bert" and length > 512:
+            raise ConfigError(f"config.data.text_length = {length}; BERT has 512 ids at most.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,6 +212,10 @@ class CaptionConfig:
 class AugmentConfig:
     """How far training pictures are changed. 0 = off."""
 
+    # A random part of the picture, resized: its share of the area, and width over height. None =
+    # the whole picture. (0.9, 1.0) is open_clip's, (0.2, 1.0) MoCo's, (0.08, 1.0) SimCLR's.
+    crop_area: tuple[float, float] | None = None
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
     zoom: float = 0.2  # size times or divided by up to 1 + zoom
     stretch: float = 0.1  # width over height times or divided by up to 1 + stretch
     shift: float = 0.1  # moved by up to this share of the side, each way
@@ -125,7 +232,23 @@ class AugmentConfig:
     def __post_init__(self) -> None:
         shares = ("shift", "flip", "brightness", "contrast", "grayscale", "blur", "cutout")
         limits = {**dict.fromkeys(shares, 1.0), "rotate": 180.0, "hue": 180.0}
+        if self.crop_area is not None and not 0 < self.crop_area[0] <= self.crop_area[1] <= 1:
+            raise ConfigError(
+                f"config.data.augment.crop_area = {self.crop_area} has to be two shares, the "
+                "smaller one first."
+            )
+        if not 0 < self.crop_ratio[0] <= self.crop_ratio[1]:
+            raise ConfigError(
+                f"config.data.augment.crop_ratio = {self.crop_ratio} has to be two positive "
+                "ratios, the smaller one first."
+            )
+        if self.crop_area is None and self.crop_ratio != (3 / 4, 4 / 3):
+            raise ConfigError(
+                "config.data.augment.crop_ratio has no effect without crop_area beside it."
+            )
         for field in dataclasses.fields(self):
+            if field.name.startswith("crop_"):
+                continue
             value, limit = getattr(self, field.name), limits.get(field.name, math.inf)
             if not 0 <= value <= limit:
                 raise ConfigError(
@@ -140,7 +263,8 @@ class AugmentConfig:
 
     def room(self, image_size: int) -> int:
         """The side at which pictures wait for their geometry."""
-        return math.ceil(image_size * _ROOM) if self.geometric else image_size
+        waits = self.geometric and self.crop_area is None
+        return math.ceil(image_size * _ROOM) if waits else image_size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,27 +285,55 @@ class SyntheticConfig:
 class DataConfig:
     """Pairs, and how they become batches."""
 
-    source: str = "emoji"  # "emoji", "synthetic", or the path of your .csv or .tsv file
+    # "emoji" (the built-in set), "synthetic" (random pairs), or your data: the path of a file, a
+    # folder, a pattern with * or {0000..0099}, or tfds:NAME. "{split}" in it stands for train,
+    # validation, test.
+    source: str = "emoji"
+    format: Format | None = None  # of the source; None = by its name
     cache: str = "~/.cache/contrastive"  # where data sets are prepared
     image_size: int = 32  # side of the pictures that the model sees, in pixels
+    # How a picture becomes square: its middle, resized (square); resized, then the middle (clip);
+    # stretched (siglip). Together with model.pixel_mean and pixel_std.
+    preprocessing: Literal["square", "clip", "siglip"] = "square"
+    # How training pictures are decoded and resized. evaluation: as in evaluation, by Pillow. train:
+    # by faster code where contrastive[fast] is installed, within 2/255. train_fast: large JPEGs are
+    # also decoded at a smaller scale, which is less exact.
+    decoding: Literal["evaluation", "train", "train_fast"] = "evaluation"
     text_length: int = 16  # token ids a caption, begin and end included
     tokenizer: TokenizerConfig = dataclasses.field(default_factory=TokenizerConfig)
     captions: CaptionConfig = dataclasses.field(default_factory=CaptionConfig)
     augment: AugmentConfig = dataclasses.field(default_factory=AugmentConfig)
     csv: CsvConfig = dataclasses.field(default_factory=CsvConfig)
+    fields: FieldsConfig = dataclasses.field(default_factory=FieldsConfig)
+    emoji: EmojiConfig = dataclasses.field(default_factory=EmojiConfig)
     synthetic: SyntheticConfig = dataclasses.field(default_factory=SyntheticConfig)
-    max_bad_share: float = 0.1  # a run does not start if more of its samples are unusable
+    # When samples are checked: all before the first batch, and bad ones are left out; or as they
+    # come, and the row of a bad one gets weight 0. auto = before, up to 50,000 samples.
+    check: Literal["auto", "before", "during"] = "auto"
+    max_bad_share: float = 0.1  # a run does not start, or stops, if more samples are unusable
     memory_mib: int = 1024  # decoded pictures stay in memory if they fit in so much
     threads: int = 2  # that read pictures and prepare batches; 0 = in the caller's thread
     prefetch: int = 4  # batches prepared ahead
 
     def __post_init__(self) -> None:
-        known = self.source in ("emoji", "synthetic")
-        if not known and pathlib.Path(self.source).suffix.lower() not in _TABLES:
+        kind = self.format or _format_of_name(self.source)
+        defaults = {
+            "csv": CsvConfig(),
+            "fields": FieldsConfig(),
+            "synthetic": SyntheticConfig(),
+        }
+        for name, default in defaults.items():
+            used = kind is None or _GROUP_OF_FORMAT.get(kind, "fields") == name
+            if not used and getattr(self, name) != default:
+                raise ConfigError(
+                    f"config.data.{name} has no effect on the format {kind!r} of "
+                    f"config.data.source = {self.source!r}."
+                )
+        if kind != "emoji" and self.emoji != EmojiConfig():
             raise ConfigError(
-                f"config.data.source = {self.source!r} has to be 'emoji', 'synthetic' or the path "
-                "of a .csv or .tsv file."
+                f"config.data.emoji has no effect with config.data.source = {self.source!r}."
             )
+        self.tokenizer.check_length(self.text_length)
         least_of = {"image_size": 1, "text_length": 1, "memory_mib": 0, "threads": 0, "prefetch": 0}
         for name, least in least_of.items():
             if getattr(self, name) < least:
@@ -192,3 +344,43 @@ class DataConfig:
             raise ConfigError(
                 f"config.data.max_bad_share = {self.max_bad_share} has to lie between 0 and 1."
             )
+
+    @property
+    def kind(self) -> Format:
+        """The format of the source.
+
+        Raises:
+          ConfigError: Its name does not tell, and ``format`` does not say it.
+        """
+        found = self.format or _format_of_name(self.source)
+        path = pathlib.Path(self.source.replace("{split}", "train")).expanduser()
+        if found is None and path.is_dir():
+            found = _format_of_folder(path)
+        if found is None:
+            raise ConfigError(
+                f"config.data.source = {self.source!r} has to be 'emoji', tfds:NAME, a folder, or "
+                f"a path that ends in one of {', '.join(_FORMAT_OF_SUFFIX)}. Or say what it is: "
+                "config.data.format."
+            )
+        return found
+
+
+def _format_of_name(source: str) -> Format | None:
+    if source in ("emoji", "synthetic"):
+        return source
+    if source.startswith("tfds:"):
+        return "tfds"
+    plain = re.sub(r"\{[^{}]*\}", "0", source)
+    suffix = pathlib.PurePath(plain).suffix.lower()
+    suffix = re.sub(r"-[0-9?*]+-of-[0-9?*]+$", "", suffix)  # of files cut in shards
+    return _FORMAT_OF_SUFFIX.get(suffix)
+
+
+def _format_of_folder(folder: pathlib.Path) -> Format:
+    """What most files of a folder (or of its folder ``data``) are; else it is of pictures."""
+    names = (str(path) for path in (*folder.iterdir(), *folder.glob("data/*")))
+    formats = collections.Counter(_format_of_name(name) for name in names)
+    for found, _ in formats.most_common():
+        if found in ("parquet", "arrow", "webdataset", "array_record"):
+            return found
+    return "image_folder"

@@ -82,15 +82,15 @@ class CsvSource:
             raise SampleError("unreadable image file", str(error), key=key) from error
 
 
-def read_csv(path: pathlib.Path, config: CsvConfig) -> list[Row]:
-    """Reads the rows of a CSV or TSV file.
+def read_csv(path: pathlib.Path, config: CsvConfig, *, tabs: bool) -> list[Row]:
+    """Reads the rows of a CSV or TSV file; ``tabs``: whether tabs separate cells by default.
 
     Raises:
       DataError: There is no such file, it is empty, has no rows, lacks a column (the columns that
         it has are named), or cannot be parsed.
     """
     text = _read_text(path, config)
-    delimiter = config.delimiter or ("\t" if path.suffix.lower() == ".tsv" else ",")
+    delimiter = config.delimiter or ("\t" if tabs else ",")
     old_limit = csv.field_size_limit(_FIELD_LIMIT)
     try:
         reader = csv.reader(

@@ -16,14 +16,17 @@ from typing import NamedTuple
 
 import grain
 import numpy as np
-from jaxtyping import Int32, Int64, UInt8
+from jaxtyping import Int32, Int64, UInt8, UInt64
 from PIL import Image
 
+from contrastive.data import fast
+from contrastive.data.augment import random_part
 from contrastive.data.captions import canonical
 from contrastive.data.config import DataConfig
-from contrastive.data.records import DataErrors, Record, SampleError, Source
-from contrastive.data.sources import content_ids
-from contrastive.data.transforms import decode_image, evaluation_image, resize, square
+from contrastive.data.records import DataErrors, IndexedSource, Record, SampleError, Source
+from contrastive.data.splits import content_ids
+from contrastive.data.transforms import decode_image, evaluation_image, resize, shaped
+from contrastive.data.unchecked import Fetched
 from contrastive.errors import DataError
 
 Progress = Callable[[int, int], None]
@@ -55,13 +58,63 @@ class Examples:
     def __len__(self) -> int:
         return len(self.captions)
 
+    def fetch(self, rows: Sequence[int], read: Callable[[int, int], Image.Image]) -> Fetched:
+        """Some examples; ``read`` gives the picture of an index, for the i-th of the rows, where
+        none are in memory."""
+        images = self.images
+        return Fetched(
+            [self.captions[i] for i in rows],
+            [self.keywords[i] for i in rows],
+            [
+                read(int(self.index[row]), i) if images is None else images[row]
+                for i, row in enumerate(rows)
+            ],
+            self.ids[rows],
+            self.index[rows],
+        )
 
-def read_picture(record: Record, config: DataConfig) -> Image.Image:
-    """The picture of a record, square, no larger than augmentation needs it."""
-    image = square(decode_image(record["image"]))
-    room = config.augment.room(config.image_size)
-    small = config.augment.geometric and image.width <= room
-    return image if small else resize(image, room)
+
+def read_picture(
+    record: Record, config: DataConfig, key: UInt64[np.ndarray, " 1"] | None = None
+) -> Image.Image:
+    """The picture of a record, square, no larger than augmentation needs it.
+
+    Args:
+      record: The record.
+      config: Sizes, the rule, how to decode.
+      key: Of the example, where a random part is taken; None: a random part is not taken yet.
+
+    Raises:
+      SampleError: The picture cannot be decoded.
+    """
+    cut = functools.partial(_cut, config=config, key=key)
+    if config.decoding != "evaluation" and config.preprocessing != "clip":
+        picture = fast.read(record["image"], cut, scaled=config.decoding == "train_fast")
+        if picture is not None:
+            return picture
+    image = decode_image(record["image"])
+    if config.preprocessing == "clip" and config.augment.crop_area is None:
+        return shaped(image, config.augment.room(config.image_size), "clip")
+    box, size = cut(*image.size)
+    if box != (0, 0, *image.size):
+        image = image.crop(box)
+    return image if size is None else resize(image, size)
+
+
+def _cut(
+    width: int, height: int, config: DataConfig, key: UInt64[np.ndarray, " 1"] | None
+) -> tuple[tuple[int, int, int, int], int | None]:
+    """Which part of a picture is taken, and the side to which it is resized (None = it is not)."""
+    augment = config.augment
+    if augment.crop_area is not None and key is not None:
+        return random_part(width, height, key, augment), config.image_size
+    if config.preprocessing == "siglip":
+        return (0, 0, width, height), augment.room(config.image_size)
+    side = min(width, height)
+    left, top = (width - side) // 2, (height - side) // 2
+    room = augment.room(config.image_size)
+    small = augment.geometric and augment.crop_area is None and side <= room
+    return (left, top, left + side, top + side), None if small else room
 
 
 def read_examples(
@@ -84,14 +137,24 @@ def read_examples(
     """
     room = config.augment.room(config.image_size)
     in_memory = len(source) * room * room * 4 <= config.memory_mib << 20
-    errors, rows = DataErrors(), _Rows()
+    in_memory &= config.augment.crop_area is None  # each epoch takes other parts
+    errors, rows = _errors_of_index(source), _Rows()
+    total = len(source) + len(errors)
     read = functools.partial(read_picture, config=config)
     for index, record, picture in _usable(source, config, read, errors, progress):
         rows.add(index, record, picture if in_memory else None)
     if error_log is not None:
         errors.write(error_log)
-    _check_share(len(source), errors, config, error_log)
+    _check_share(total, errors, config, error_log)
     return rows.examples(errors)
+
+
+def _errors_of_index(source: Source) -> DataErrors:
+    """The samples that the source's index leaves out already."""
+    errors = DataErrors()
+    if isinstance(source, IndexedSource):
+        errors.include(source.errors)
+    return errors
 
 
 class _Sample(NamedTuple):
@@ -160,7 +223,8 @@ def read_evaluation_pairs(source: Source, config: DataConfig) -> EvaluationPairs
     Raises:
       DataError: There is no usable sample, or too many are not.
     """
-    errors, rows = DataErrors(), _Rows()
+    errors, rows = _errors_of_index(source), _Rows()
+    total = len(source) + len(errors)
     images: list[np.ndarray] = []
     records: list[Record] = []
     for index, record, picture in _usable(
@@ -168,8 +232,8 @@ def read_evaluation_pairs(source: Source, config: DataConfig) -> EvaluationPairs
     ):
         rows.add(index, record, None)
         records.append(record)
-        images.append(evaluation_image(picture, config.image_size))
-    _check_share(len(source), errors, config, None)
+        images.append(evaluation_image(picture, config.image_size, config.preprocessing))
+    _check_share(total, errors, config, None)
     return EvaluationPairs(np.stack(images), records, rows.examples(errors).ids, errors)
 
 

@@ -1,24 +1,27 @@
 """From records to batches, on grain.
 
-Before the first batch, every sample is read and decoded once: what cannot be used is counted,
-named and left out, so the number of steps an epoch is known, and nothing has to be skipped later.
-From then on the examples of global batch k are a pure function of (seed, k): an epoch is a
-permutation of the usable examples, cut into whole batches; process i of n takes the i-th n-th of
-the rows. So the same global batches come on any number of processes and threads, and a position is
-one number.
+The examples of global batch k are a pure function of (seed, k): an epoch is a permutation of the
+examples, cut into whole batches; process i of n takes the i-th n-th of the rows. So the same global
+batches come on any number of processes and threads, and a position is one number.
+
+Small sets are read and decoded once before the first batch: what cannot be used is counted, named
+and left out (:mod:`contrastive.data.examples`). Large sets are checked as they are read: the row of
+a sample that cannot be used has weight 0 (:mod:`contrastive.data.unchecked`).
 """
 
 import pathlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import grain
 import numpy as np
+from jaxtyping import UInt64
 from PIL import Image
 
 from contrastive.data.augment import augment
 from contrastive.data.captions import choose_captions
 from contrastive.data.config import DataConfig
-from contrastive.data.draws import example_keys, shuffle_seed
+from contrastive.data.draws import example_keys, shuffle_seed, uniform
 from contrastive.data.examples import (
     EvaluationPairs,
     Examples,
@@ -31,6 +34,7 @@ from contrastive.data.records import SampleError, Source
 from contrastive.data.sources import open_source
 from contrastive.data.synthetic import SyntheticLoader
 from contrastive.data.tokenizer import Tokenizer, load_tokenizer
+from contrastive.data.unchecked import Account, Bad, Fetched, UncheckedExamples
 from contrastive.errors import ConfigError, DataError
 
 __all__ = [
@@ -46,6 +50,7 @@ __all__ = [
 ]
 
 Batch = dict[str, np.ndarray]
+_BEFORE = 50_000  # sets of so many samples are read through before the first batch
 
 
 def open_batches(
@@ -62,6 +67,7 @@ def open_batches(
 class _Loaded(NamedTuple):
     batch: Batch
     truncated: int
+    bad: Sequence[Bad]
 
 
 class BatchLoader:
@@ -69,11 +75,12 @@ class BatchLoader:
 
     A batch is a dict of NumPy arrays with this process's rows: ``image`` uint8 ``[b, s, s, 3]``,
     ``text`` int32 ``[b, length]``, ``id`` int32 ``[b]`` (of the content), ``example`` int64 ``[b]``
-    (index in the source). Of each epoch the last ``dropped_per_epoch`` examples, which fill no
-    batch, are left out; others in each epoch.
+    (index in the source). Where samples are checked as they are read, ``id`` is uint32 ``[b, 2]``,
+    and ``weight`` float32 ``[b]`` is 0 in the rows of bad ones. Of each epoch the last
+    ``dropped_per_epoch`` examples, which fill no batch, are left out; others in each epoch.
 
     Attributes:
-      errors: The samples that were skipped.
+      errors: The samples that were skipped, as far as this process knows.
       steps_per_epoch, dropped_per_epoch: How the epoch divides.
       truncated_captions: Captions cut in the rows that this loader has delivered.
     """
@@ -91,7 +98,7 @@ class BatchLoader:
         error_log: pathlib.Path | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Reads every sample once (:func:`read_examples`) and starts at the first batch.
+        """Starts at the first batch; ``config.check`` says whether every sample is read before.
 
         Args:
           source: The records.
@@ -101,7 +108,8 @@ class BatchLoader:
           seed: Of the order and of all randomness.
           process_index: Which part of each batch is delivered.
           process_count: Into how many parts it is cut.
-          error_log: Where skipped samples are listed; give it to one process only.
+          error_log: Where skipped samples are listed. If they are found during the run, process i
+            lists its own in ``NAME.i.jsonl``, the first one in ``NAME.jsonl``.
           progress: Is told how many of how many samples are read.
 
         Raises:
@@ -116,8 +124,20 @@ class BatchLoader:
         self._batch_size, self._seed = batch_size, seed
         self._rows = batch_size // process_count
         self._part = (process_index, process_count)
-        self.examples = read_examples(source, config, error_log=error_log, progress=progress)
-        self.errors = self.examples.errors
+        self.examples: Examples | UncheckedExamples
+        self._account: Account | None = None
+        if config.check == "before" or (config.check == "auto" and len(source) <= _BEFORE):
+            log = error_log if process_index == 0 else None
+            self.examples = read_examples(source, config, error_log=log, progress=progress)
+            self.errors = self.examples.errors
+        else:
+            self.examples = UncheckedExamples(
+                source, config, lambda record, key: read_picture(record, config, key)
+            )
+            if error_log is not None and process_index:
+                error_log = error_log.with_suffix(f".{process_index}{error_log.suffix}")
+            self._account = Account(source, config, error_log)
+            self.errors = self._account.errors
         self.steps_per_epoch, self.dropped_per_epoch = divmod(len(self.examples), batch_size)
         if not self.steps_per_epoch:
             raise DataError(
@@ -141,35 +161,33 @@ class BatchLoader:
 
     def _load(self, step: int, rows: list[int]) -> _Loaded:
         """One process's rows of global batch ``step``."""
-        index, examples = self._part[0], self.examples
-        begin = step * self._batch_size + index * self._rows
+        begin = step * self._batch_size + self._part[0] * self._rows
         keys = example_keys(self._seed, np.arange(begin, begin + len(rows), dtype=np.int64))
-        captions = choose_captions(
-            [examples.captions[i] for i in rows],
-            [examples.keywords[i] for i in rows],
-            keys,
-            self._config.captions,
-        )
+        found = self._fetch(rows, keys)
+        config = self._config
+        captions = choose_captions(found.captions, found.keywords, keys, config.captions)
         ids, truncated = self._tokenizer.encode_counted(captions)
+        hidden = self._config.tokenizer.hidden
+        if hidden:
+            ids = self._tokenizer.hide(ids, uniform(keys, "hidden", ids.shape[1]), hidden)
         batch = {
-            "image": augment(
-                [self._picture(i) for i in rows],
-                keys,
-                self._config.augment,
-                self._config.image_size,
-            ),
+            "image": augment(found.images, keys, config.augment, config.image_size),
             "text": ids,
-            "id": examples.ids[rows],
-            "example": examples.index[rows],
+            "id": found.ids,
+            "example": found.index,
         }
-        return _Loaded(batch, truncated)
+        if found.weight is not None:
+            batch["weight"] = found.weight
+        return _Loaded(batch, truncated, found.bad)
 
-    def _picture(self, row: int) -> Image.Image:
-        if self.examples.images is not None:
-            return self.examples.images[row]
-        index = int(self.examples.index[row])
+    def _fetch(self, rows: list[int], keys: UInt64[np.ndarray, " batch"]) -> Fetched:
+        if isinstance(self.examples, UncheckedExamples):
+            return self.examples.fetch(rows, keys)
+        return self.examples.fetch(rows, lambda index, i: self._picture(index, keys[i : i + 1]))
+
+    def _picture(self, index: int, key: UInt64[np.ndarray, " 1"]) -> Image.Image:
         try:
-            return read_picture(self._source[index], self._config)
+            return read_picture(self._source[index], self._config, key)
         except SampleError as error:
             raise DataError(
                 f"Sample {error.key or index} could be read when the run started and no longer "
@@ -183,6 +201,8 @@ class BatchLoader:
     def __next__(self) -> Batch:
         try:
             loaded = next(self._iterator)
+            if self._account is not None:
+                self._account.add(len(loaded.batch["example"]), loaded.bad)
         except BaseException:
             self.close()
             raise

@@ -39,6 +39,19 @@ class TextSource(Source, Protocol):
     def text(self, index: int, /) -> tuple[str, list[str]]: ...
 
 
+@runtime_checkable
+class IndexedSource(Source, Protocol):
+    """A source that knows, without reading samples, what it holds.
+
+    Attributes:
+      fingerprint: A digest of the index: equal data, equal fingerprint.
+      errors: The samples that the index leaves out, which have no index of their own.
+    """
+
+    fingerprint: str
+    errors: "DataErrors"
+
+
 class SampleError(Exception):
     """One sample cannot be used.
 
@@ -66,6 +79,19 @@ class InMemorySource:
         return self._records[index]
 
 
+class Subset:
+    """Some records of a source, by index."""
+
+    def __init__(self, source: Source, rows: Sequence[int]) -> None:
+        self._source, self._rows = source, rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int, /) -> Record:
+        return self._source[self._rows[index]]
+
+
 class DataErrors:
     """Samples that were skipped: counted by reason, each with its name."""
 
@@ -74,7 +100,7 @@ class DataErrors:
         self._counts: collections.Counter[str] = collections.Counter()
 
     def __len__(self) -> int:
-        return len(self.entries)
+        return self._counts.total()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -83,11 +109,21 @@ class DataErrors:
 
     def add(self, index: int, key: str, error: SampleError) -> None:
         """Enters the sample ``index`` of a source."""
-        entry = {"index": index, "key": _printable(key), "reason": error.reason}
+        entry: dict[str, str | int] = {"index": index, "key": printable(key)}
+        entry["reason"] = error.reason
         if error.detail:
-            entry["detail"] = _printable(error.detail)
+            entry["detail"] = printable(error.detail)
         self.entries.append(entry)
         self._counts[error.reason] += 1
+
+    def count(self, reason: str, number: int) -> None:
+        """Enters samples that are too many to be named."""
+        self._counts[reason] += number
+
+    def include(self, others: "DataErrors") -> None:
+        """Enters all of another account."""
+        self.entries += others.entries
+        self._counts += others._counts
 
     def summary(self) -> str:
         """``"3 missing image, 1 empty caption"``."""
@@ -95,16 +131,22 @@ class DataErrors:
 
     def write(self, path: pathlib.Path) -> None:
         """Writes one JSON object a line; an empty account removes an old file."""
-        if not self.entries:
+        if not len(self):
             path.unlink(missing_ok=True)
             return
         temporary = path.with_name(f".{path.name}.new")
-        lines = (json.dumps(entry, ensure_ascii=False) for entry in self.entries)
+        lines = [json.dumps(entry, ensure_ascii=False) for entry in self.entries]
+        for reason, unnamed in self._unnamed().items():
+            lines.append(json.dumps({"reason": reason, "more": unnamed}))
         temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         os.replace(temporary, path)
 
+    def _unnamed(self) -> dict[str, int]:
+        named = collections.Counter(str(entry["reason"]) for entry in self.entries)
+        return dict(self._counts - named)
 
-def _printable(text: str) -> str:
+
+def printable(text: str) -> str:
     """Shows bytes that were no UTF-8, which Python carries as lone surrogates, as ``\\x92``."""
     try:
         return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

@@ -1,11 +1,13 @@
 """Text to token ids, by the Hugging Face ``tokenizers`` library.
 
-Either a ``tokenizer.json`` is given, or a small byte-level BPE vocabulary is learned from the
-training captions, always the same from the same captions, and saved in the run's folder, where
-evaluation and search find it. A row of ids is begin token, text, end token, padding; a text that is
-too long loses its last tokens, never the end token.
+Either a published model's is taken (:mod:`contrastive.data.vocabulary`), or a ``tokenizer.json`` is
+given, or a small vocabulary (byte-level BPE, or whole words) is learned from the training captions,
+always the same from the same captions. It is saved in the run's folder, where evaluation and search
+find it. A row of ids is begin token, text, end token, padding; a text that is too long loses its
+last tokens, never the end token.
 """
 
+import dataclasses
 import os
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,16 +15,19 @@ from typing import NamedTuple
 
 import numpy as np
 import tokenizers
-from jaxtyping import Int32
+from jaxtyping import Float64, Int32
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from contrastive.data.config import DataConfig, TokenizerConfig
 from contrastive.data.records import SampleError, Source, TextSource
+from contrastive.data.vocabulary import PRESETS, read_vocabulary
 from contrastive.errors import ConfigError, DataError
 
 _BEGIN = ("<|begin|>", "<|startoftext|>", "[CLS]", "<s>", "<bos>")
 _END = ("<|end|>", "<|endoftext|>", "[SEP]", "</s>", "<eos>")
 _PAD = ("<|pad|>", "[PAD]", "<pad>")
+_LEARNED_FROM = 200_000  # records at most that a vocabulary is learned from
+_UNKNOWN = ("<|unknown|>", "[UNK]", "<unk>")
 MARKERS = (_PAD[0], _BEGIN[0], _END[0])
 """The markers of a vocabulary that is made here, with ids 0, 1 and 2."""
 
@@ -40,7 +45,8 @@ class Tokenizer:
     Attributes:
       length: Ids a text.
       vocabulary_size: All ids are below it.
-      pad_id, begin_id, end_id: The markers; the last two are None where there is no such token.
+      pad_id, begin_id, end_id, unknown_id: The markers; the last three are None where there is no
+        such token.
     """
 
     def __init__(
@@ -49,10 +55,23 @@ class Tokenizer:
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
+        self._rules = None if config.preset is None else PRESETS[config.preset]
+        if self._rules is not None:
+            begin, end, pad, _ = self._rules
+            config = dataclasses.replace(
+                config, preset=None, begin_token=begin, end_token=end, pad_token=pad
+            )
         self.length = length
         self.vocabulary_size = backend.get_vocab_size(with_added_tokens=True)
-        self.begin_id = self._find("begin_token", config.begin_token, _BEGIN)
+        known = _BEGIN if self._rules is None else ()  # a preset without a begin token has none
+        self.begin_id = self._find("begin_token", config.begin_token, known)
         self.end_id = self._find("end_token", config.end_token, _END)
+        self.unknown_id = self._find("", None, _UNKNOWN)
+        if config.hidden and self.unknown_id is None:
+            raise ConfigError(
+                "config.data.tokenizer.hidden needs a tokenizer with an unknown token "
+                f"({', '.join(_UNKNOWN)}), like config.data.tokenizer.kind = 'words'."
+            )
         pad_id = self._find("pad_token", config.pad_token, _PAD)
         if pad_id is None:
             raise ConfigError(
@@ -87,6 +106,8 @@ class Tokenizer:
         """Like :meth:`encode`, and counts the texts that were cut."""
         rows = np.full((len(texts), self.length), self.pad_id, np.int32)
         truncated = 0
+        if self._rules is not None:
+            texts = [self._rules.form(text) for text in texts]
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
         for row, encoding in zip(rows, encodings, strict=True):
             ids = encoding.ids
@@ -97,10 +118,35 @@ class Tokenizer:
             row[: len(ids)] = ids
         return Encoded(rows, truncated)
 
+    def hide(
+        self, ids: Int32[np.ndarray, "n length"], u: Float64[np.ndarray, "n length"], share: float
+    ) -> Int32[np.ndarray, "n length"]:
+        """Tokens of text, not the markers, become the unknown token where ``u < share``."""
+        assert self.unknown_id is not None
+        markers = [i for i in (self.pad_id, self.begin_id, self.end_id) if i is not None]
+        hidden = (u < share) & ~np.isin(ids, markers)
+        return np.where(hidden, np.int32(self.unknown_id), ids)
+
     def decode(self, ids: Iterable[int | np.integer]) -> str:
         """The text of a row of ids, without markers and padding (for reading by people)."""
-        markers = {self.pad_id, self.begin_id, self.end_id}
-        return self._backend.decode([int(i) for i in ids if int(i) not in markers]).strip()
+        return self._backend.decode(self.without_markers(ids)).strip()
+
+    def pieces(self, ids: Iterable[int | np.integer]) -> list[str]:
+        """The tokens of a row of ids as the vocabulary spells them, without padding."""
+        return [self._backend.id_to_token(i) or "?" for i in self._text(ids, markers=True)]
+
+    def without_markers(self, ids: Iterable[int | np.integer]) -> list[int]:
+        """The ids of the text itself."""
+        return self._text(ids, markers=False)
+
+    def _text(self, ids: Iterable[int | np.integer], *, markers: bool) -> list[int]:
+        """Up to the end token, since the id of the padding may be that of a piece, too."""
+        row = [int(i) for i in ids]
+        if self.end_id in row:
+            row = row[: row.index(self.end_id) + 1]
+        else:
+            row = [i for i in row if i != self.pad_id]
+        return row if markers else [i for i in row if i not in (self.begin_id, self.end_id)]
 
     def save(self, path: pathlib.Path) -> None:
         """Writes a ``tokenizer.json``, whole or not at all."""
@@ -110,52 +156,64 @@ class Tokenizer:
 
 
 def train_tokenizer(texts: Iterable[str], *, length: int, config: TokenizerConfig) -> Tokenizer:
-    """Learns a byte-level BPE vocabulary: lower case, no unknown token, any language.
+    """Learns a vocabulary of the kind that the config names, in lower case.
 
-    Each distinct text counts once; a piece has to occur twice. The result depends only on the set
-    of texts.
+    Each distinct text counts once. The result depends only on the set of texts.
     """
-    backend = tokenizers.Tokenizer(models.BPE())
+    backend, trainer = _bpe(config) if config.kind == "bpe" else _words(config)
+    # Commas only list words; as tokens of their own they would be the commonest word of all.
+    separator = r"\s+" if config.kind == "bpe" else r"[\s,]+"
     backend.normalizer = normalizers.Sequence(
         [
             normalizers.NFKC(),
             normalizers.Lowercase(),
-            normalizers.Replace(tokenizers.Regex(r"\s+"), " "),
+            normalizers.Replace(tokenizers.Regex(separator), " "),
             normalizers.Strip(),
         ]
     )  # pyright: ignore[reportAttributeAccessIssue]
+    backend.train_from_iterator(sorted(set(texts)), trainer)
+    return Tokenizer(backend, length=length, config=config)
+
+
+def _bpe(config: TokenizerConfig) -> tuple[tokenizers.Tokenizer, trainers.BpeTrainer]:
+    """Pieces that occur at least twice, down to single bytes."""
+    backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)  # pyright: ignore[reportAttributeAccessIssue]
     backend.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
-    trainer = trainers.BpeTrainer(
+    return backend, trainers.BpeTrainer(
         vocab_size=config.vocabulary_size,
         min_frequency=2,
         special_tokens=list(MARKERS),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    backend.train_from_iterator(sorted(set(texts)), trainer)
-    return Tokenizer(backend, length=length, config=config)
 
 
-def read_tokenizer(path: pathlib.Path, *, length: int, config: TokenizerConfig) -> Tokenizer:
-    """Reads a ``tokenizer.json``.
+def _words(config: TokenizerConfig) -> tuple[tokenizers.Tokenizer, trainers.WordLevelTrainer]:
+    """Whole words and marks; the most frequent, if the vocabulary is too small for all."""
+    backend = tokenizers.Tokenizer(models.WordLevel(unk_token=_UNKNOWN[0]))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()  # pyright: ignore[reportAttributeAccessIssue]
+    return backend, trainers.WordLevelTrainer(
+        vocab_size=config.vocabulary_size,
+        special_tokens=[*MARKERS, _UNKNOWN[0]],
+        show_progress=False,
+    )
+
+
+def read_tokenizer(path: pathlib.Path | None, *, length: int, config: TokenizerConfig) -> Tokenizer:
+    """Reads the tokenizer of a file; None: that of ``config.preset``.
 
     Raises:
       DataError: There is no such file, or it is not a tokenizer.
       ConfigError: A marker that the config names is not in the vocabulary.
     """
-    if not path.is_file():
-        raise DataError(f"There is no tokenizer file {path}.")
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
-        raise DataError(f"{path} is not a tokenizer.json: {error}.") from error
-    return Tokenizer(backend, length=length, config=config)
+    return Tokenizer(read_vocabulary(path, config.preset), length=length, config=config)
 
 
 def texts(source: Source) -> Iterator[str]:
-    """Every caption and keyword of the usable records."""
-    for index in range(len(source)):
+    """Captions and keywords of the usable records; of very many, those of evenly spaced ones."""
+    count = len(source)
+    for index in range(count) if count <= _LEARNED_FROM else _spaced(count):
         try:
             if isinstance(source, TextSource):
                 caption, keywords = source.text(index)
@@ -166,6 +224,10 @@ def texts(source: Source) -> Iterator[str]:
             continue
         yield caption
         yield from keywords
+
+
+def _spaced(count: int) -> Iterator[int]:
+    return (i * count // _LEARNED_FROM for i in range(_LEARNED_FROM))
 
 
 def load_tokenizer(
@@ -184,8 +246,8 @@ def load_tokenizer(
     saved = None if workdir is None else workdir / "tokenizer.json"
     if saved is not None and saved.exists():
         return read_tokenizer(saved, length=config.text_length, config=settings)
-    if settings.path is not None:
-        path = pathlib.Path(settings.path).expanduser()
+    if settings.path is not None or settings.preset is not None:
+        path = None if settings.path is None else pathlib.Path(settings.path).expanduser()
         tokenizer = read_tokenizer(path, length=config.text_length, config=settings)
     elif config.source == "synthetic":
         from contrastive.data.synthetic import synthetic_tokenizer

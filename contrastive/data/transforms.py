@@ -2,12 +2,13 @@
 
 Rules, applied everywhere: the orientation of the EXIF block is applied; transparent pictures are
 composed on white; of an animation the first frame counts; every colour mode becomes 8-bit RGB; a
-picture that is not square loses the ends of its longer side (centre crop). A damaged picture is an
-error: nothing is filled in.
+picture becomes square by the rule of the model (:func:`shaped`). A damaged picture is an error:
+nothing is filled in.
 """
 
 import io
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from jaxtyping import UInt8
@@ -15,6 +16,12 @@ from PIL import Image, ImageOps
 
 from contrastive.data.records import Record, SampleError
 
+Rule = Literal["square", "clip", "siglip"]
+PIXEL_STATISTICS = {  # mean and standard deviation of the values between 0 and 1, R, G, B
+    "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
+    "siglip": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+}
+_LONGEST = 20
 MAX_PIXELS = 89_000_000  # larger pictures are refused before they are decoded
 _EXIF_ORIENTATION = 0x0112
 
@@ -67,23 +74,58 @@ def square(image: Image.Image) -> Image.Image:
 
 
 def resize(image: Image.Image, side: int) -> Image.Image:
-    """A square picture at another size: bicubic with antialias, width first, then height.
+    """A picture as a square of another size: bicubic with antialias, width first, then height.
 
     Two explicit calls, since the order of Pillow's two passes differs between its versions.
     """
-    if image.size == (side, side):
-        return image
-    image = image.resize((side, image.height), Image.Resampling.BICUBIC)
-    return image.resize((side, side), Image.Resampling.BICUBIC)
+    return _resize(image, side, side)
 
 
-def evaluation_image(image: Image.Image, size: int) -> UInt8[np.ndarray, "size size 3"]:
-    """The pixels that a tower sees outside of training: middle square, resized."""
-    return np.asarray(resize(square(to_rgb(image)), size))
+def _resize(image: Image.Image, width: int, height: int) -> Image.Image:
+    if image.width != width:
+        image = image.resize((width, image.height), Image.Resampling.BICUBIC)
+    if image.height != height:
+        image = image.resize((width, height), Image.Resampling.BICUBIC)
+    return image
+
+
+def shaped(image: Image.Image, size: int, rule: Rule) -> Image.Image:
+    """A picture as a square, by the rule of a model.
+
+    ``square``: the middle square, resized. ``clip``: resized so that the shorter side has ``size``,
+    then the middle. ``siglip``: stretched. Before ``clip``, pictures longer than 20 : 1 lose their
+    ends, since they would become enormous on the way.
+    """
+    if rule == "square":
+        return resize(square(image), size)
+    if rule == "siglip":
+        return resize(image, size)
+    short = min(image.size)
+    if max(image.size) > _LONGEST * short:
+        image = _middle(
+            image, min(image.width, _LONGEST * short), min(image.height, _LONGEST * short)
+        )
+    width, height = (int(size * side / short) for side in image.size)
+    return _middle(_resize(image, width, height), size, size)
+
+
+def _middle(image: Image.Image, width: int, height: int) -> Image.Image:
+    """The middle, at the place that torchvision's centre crop takes."""
+    left, top = (
+        round((have - want) / 2.0) for have, want in zip(image.size, (width, height), strict=True)
+    )
+    return image.crop((left, top, left + width, top + height))
+
+
+def evaluation_image(
+    image: Image.Image, size: int, rule: Rule = "square"
+) -> UInt8[np.ndarray, "size size 3"]:
+    """The pixels that a tower sees outside of training."""
+    return np.asarray(shaped(to_rgb(image), size, rule))
 
 
 def evaluation_images(
-    records: Sequence[Record], image_size: int
+    records: Sequence[Record], image_size: int, rule: Rule = "square"
 ) -> UInt8[np.ndarray, "n size size 3"]:
     """:func:`evaluation_image` of each record.
 
@@ -93,7 +135,7 @@ def evaluation_images(
     out = np.empty((len(records), image_size, image_size, 3), np.uint8)
     for row, record in zip(out, records, strict=True):
         try:
-            row[:] = evaluation_image(decode_image(record["image"]), image_size)
+            row[:] = evaluation_image(decode_image(record["image"]), image_size, rule)
         except SampleError as error:
             raise SampleError(error.reason, error.detail, key=record["key"]) from error
     return out

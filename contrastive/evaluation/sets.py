@@ -6,17 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from jaxtyping import Int32, UInt8
 
+from contrastive.data import emoji
 from contrastive.data.captions import canonical
 from contrastive.data.config import DataConfig
 from contrastive.data.examples import read_evaluation_pairs
-from contrastive.data.records import Record, Source
+from contrastive.data.records import Record, Source, Subset
 from contrastive.data.sources import open_source
 from contrastive.errors import DataError
+from contrastive.evaluation.emoji_classes import SUBGROUP_NAMES
 
 # Splits of a CSV file that are evaluated, as far as it has them.
 CSV_SPLITS = ("validation", "test")
-# First words of Unicode's subgroup names that say what kind of thing it is: "face-smiling".
-_KINDS = ("animal", "face", "food", "hand", "person", "place", "plant", "transport")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,25 +96,19 @@ def _wanted(name: str, only: Iterable[str] | None) -> bool:
 
 
 def _emoji_sets(data: DataConfig, most: int, only: Iterable[str] | None) -> Iterable[EvaluationSet]:
-    from contrastive.data.emoji import load_concepts
-    from contrastive.data.emoji.builder import OPENMOJI_SPLITS, SPLITS, split_members
-    from contrastive.data.emoji.pictures import openmoji_version
-
-    concepts = load_concepts()
+    concepts = emoji.load_concepts()
     labels, classes = emoji_classes()
-    splits = [name for name in SPLITS if name != "train"]
-    splits += OPENMOJI_SPLITS if openmoji_version() else []
-    for name in [*splits, "train"]:
+    for name in emoji_splits(data):
         if not _wanted(name, only):
             continue
-        # One drawing a concept: of the training split, those of the first artist.
-        members = list(split_members(name))
-        rows = [i for i, (style, _) in enumerate(members) if style == members[0][0]]
-        source = _part(open_source(data, name), [rows[i] for i in evenly(len(rows), most)])
-        pairs = read_evaluation_pairs(source, data)
-        held_out = (SPLITS | OPENMOJI_SPLITS)[name][1]
+        source = open_source(data, name)
+        if name == "train":  # one drawing a concept, by the first artist
+            by_first = f"{emoji.TRAIN_STYLES[0]}/"
+            rows = [i for i in range(len(source)) if source[i]["key"].startswith(by_first)]
+            source = Subset(source, rows)
+        pairs = read_evaluation_pairs(_part(source, evenly(len(source), most)), data)
         # Unseen concepts are told apart from each other, everything else from all names.
-        shown = [c for c in concepts if c.held_out or not held_out]
+        shown = [c for c in concepts if _may_be_named(c, name)]
         yield EvaluationSet(
             name=name,
             images=pairs.images,
@@ -129,22 +123,33 @@ def _emoji_sets(data: DataConfig, most: int, only: Iterable[str] | None) -> Iter
         )
 
 
+def emoji_splits(data: DataConfig) -> list[str]:
+    """The splits of the emoji that a run is evaluated on. A run that sets validation concepts aside
+    is for choosing settings: it does not see the test sets."""
+    from contrastive.data.emoji.builder import OPENMOJI_SPLITS, SPLITS
+    from contrastive.data.emoji.pictures import openmoji_version
+
+    if data.emoji.validation:
+        return [emoji.VALIDATION_SPLIT, "train"]
+    tests = [name for name in SPLITS if name != "train"]
+    return [*tests, *(OPENMOJI_SPLITS if openmoji_version() else ()), "train"]
+
+
+def _may_be_named(concept: emoji.Concept, split: str) -> bool:
+    from contrastive.data.emoji.builder import OPENMOJI_SPLITS, SPLITS
+
+    if split == emoji.VALIDATION_SPLIT:
+        return concept.validation
+    return concept.held_out or not (SPLITS | OPENMOJI_SPLITS)[split][1]
+
+
 def emoji_classes() -> tuple[Int32[np.ndarray, " concepts"], dict[int, str]]:
     """The subgroup of every concept as a label, and the labels' names in plain words."""
-    from contrastive.data.emoji import load_concepts
-
-    concepts = load_concepts()
+    concepts = emoji.load_concepts()
     subgroups = sorted({c.subgroup for c in concepts})
     label = {subgroup: i for i, subgroup in enumerate(subgroups)}
-    names = {i: subgroup_name(subgroup) for subgroup, i in label.items()}
+    names = {i: SUBGROUP_NAMES[subgroup] for subgroup, i in label.items()}
     return np.array([label[c.subgroup] for c in concepts], np.int32), names
-
-
-def subgroup_name(subgroup: str) -> str:
-    """Unicode's name of a subgroup as one would say it: ``face-smiling`` is a smiling face."""
-    kind, *rest = subgroup.split("-")
-    words = [*rest, kind] if kind in _KINDS else [kind, *rest]
-    return " ".join(words)
 
 
 def known_emoji(data: DataConfig) -> KnownPictures:
@@ -171,20 +176,7 @@ def _csv_sets(data: DataConfig, most: int, only: Iterable[str] | None) -> Iterab
 def _part(source: Source, rows: Sequence[int] | np.ndarray) -> Source:
     if len(rows) == len(source):
         return source
-    return _Part(source, [int(i) for i in rows])
-
-
-class _Part:
-    """Some records of a source."""
-
-    def __init__(self, source: Source, rows: Sequence[int]) -> None:
-        self._source, self._rows = source, rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int, /) -> Record:
-        return self._source[self._rows[index]]
+    return Subset(source, [int(i) for i in rows])
 
 
 def _unique(

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from contrastive.logits.partition import LogitPartition
-from contrastive.logits.tiles import TILE_ENTRIES, accumulator, tile_shape
+from contrastive.logits.tiles import TILE_ENTRIES, accumulator, tile_entries, tile_shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +61,20 @@ class Candidates(Sequence[Candidate]):
         return "\n".join([self.title, *lines])
 
 
+def _tile_work(tile: tuple[int, int], rows: int, columns: int, dim: int, *, halves: bool) -> int:
+    """Entries that work on one tile holds: logits and slope, slices of both sides, statistics.
+
+    Numbers of copies as the compiler for CPU needs them for the softmax loss; the sigmoid loss,
+    which computes its gradient on the way forward, holds up to half as much again.
+    """
+    vectors = 4 * (rows + columns)
+    if tile != (rows, columns):
+        return tile[0] * tile[1] + sum(tile) * dim + vectors
+    if halves:  # without loops, work on the two halves of a panel overlaps
+        return 3 * tile[0] * tile[1] + sum(tile) * dim + vectors
+    return 7 * tile[0] * tile[1] // 5 + vectors
+
+
 def choose(
     batch: int,
     dim: int,
@@ -85,11 +99,9 @@ def choose(
     def make(exchange: Any, columns: int, held: int, moved: int, entries: int) -> Candidate:
         tile = (None, None)
         if exchange != "dense":
-            side = int(math.sqrt(entries))
-            tile = tile_shape(rows, columns, min(side, rows), None)
-            tile = (tile[0], max(1, min(tile[1], entries // tile[0])))
-            # Logits, slope and what is between, slices of both sides, products.
-            held += wide * (3 * tile[0] * tile[1] + 2 * (tile[0] + tile[1]) * dim)
+            side = min(math.isqrt(entries), rows)
+            tile = tile_shape(rows, columns, dim, side, max(1, entries // side))
+            held += wide * _tile_work(tile, rows, columns, dim, halves=exchange == "ring")
         partition = LogitPartition(
             mesh=mesh,
             axes=None if mesh is None else tuple(mesh.axis_names),
@@ -101,19 +113,22 @@ def choose(
         return Candidate(partition, held, flops, moved, held <= bytes_limit)
 
     # Embeddings of all devices, where they are not the device's own, and gradients of all columns.
-    every = devices * gradients + (devices * embeddings if away else 0)
+    away_embeddings = devices * embeddings if away else 0
+    every = devices * gradients + away_embeddings
     logits = rows * batch * wide
     candidates = [
         make("dense", batch, 3 * logits + every, away * (embeddings + gradients), 0),
     ]
-    for entries in (TILE_ENTRIES, TILE_ENTRIES // 16):
-        candidates.append(
-            make("gather", batch, every + gradients, away * (2 * embeddings + gradients), entries)
-        )
+    for entries in (tile_entries(rows, dim), TILE_ENTRIES // 16):
+        # One tile is one product, whose results need no account beside it.
+        held = away_embeddings if rows * batch <= entries else every
+        moved = away * (2 * embeddings + gradients)
+        candidates.append(make("gather", batch, held, moved, entries))
         if devices > 1:
             moved = devices * (2 * embeddings + gradients) + gradients
-            held = 2 * embeddings + 3 * gradients
-            candidates.append(make("ring", rows, held, moved, entries))
+            # The panel here and the one that arrives; the account, half of it twice.
+            held = 2 * embeddings + 3 * gradients // 2
+            candidates.append(make("ring", -(-rows // 2), held, moved, entries))
     chosen = next((i for i, row in enumerate(candidates) if row.fits), None)
     title = (
         f"batch {batch:,} × {dim} {jnp.dtype(dtype).name} on {devices} devices, limit "

@@ -39,7 +39,9 @@ class Task:
     @property
     def extras(self) -> running.Extras:
         """Extra statistics of the negatives."""
-        return ("total", "ties", "sum", "number", "own") if self.statistics else ("total",)
+        if not self.statistics:
+            return ("total",)
+        return ("total", "ties", "sum", "number", *(("own",) if self.paired else ()))
 
     @property
     def column_spec(self) -> PartitionSpec:
@@ -131,7 +133,7 @@ def _forward_local(
         return r_sums, _merge(c_sums, along(0)) if task.two_way else c_sums
 
     def visit(panel: Side, account: Any, carry: Sums) -> tuple[Any, Sums]:
-        shape = task.layout.tile(x.shape[0], panel.x.shape[0])
+        shape = task.layout.tile(x, panel.x)
         carry, account = walk_tiles(tile, rows, panel, carry, account, *shape)
         return account, carry
 
@@ -212,7 +214,7 @@ def _backward_local(
         return dr, dc
 
     def visit(panel: Side, account: Any, carry: Array) -> tuple[Any, Array]:
-        shape = task.layout.tile(x.shape[0], panel.x.shape[0])
+        shape = task.layout.tile(x, panel.x)
         carry, account = walk_tiles(tile, rows, panel, carry, account, *shape)
         return account, carry
 

@@ -34,8 +34,10 @@ class LogitPartition:
         of the matrix and lets JAX differentiate (3U operations, U = 2·b·B·d; no blocks). ``gather``
         holds all columns but only a tile of logits, and recomputes it in the backward pass (4U).
         ``ring`` sends the columns around, so that memory does not grow with the number of devices.
-      block_rows: Rows of a tile of logits; None picks tiles of about 1 MiB.
-      block_cols: Columns of a tile; None picks tiles of about 1 MiB.
+      block_rows: Rows of a tile of logits. None with None for ``block_cols`` picks tiles of about
+        1 MiB of float32, and up to 4 MiB where that is small beside a device's embeddings.
+      block_cols: Columns of a tile. Where only one of the two is given, the tile is as long the
+        other way as there are logits, up to 16 MiB.
       precision: Of the matrix products. None: the highest for float32 inputs (TPU and GPU would
         use bfloat16 or TF32), native products with float32 sums for bfloat16 inputs.
 
@@ -125,9 +127,10 @@ class Layout:
         """First dimension cut over the axes."""
         return PartitionSpec(self.axes)
 
-    def tile(self, rows: int, columns: int) -> tuple[int, int]:
-        """Shape of a tile of a block of ``rows`` by ``columns`` logits."""
-        return tile_shape(rows, columns, self.block_rows, self.block_cols)
+    def tile(self, rows: Array, columns: Array) -> tuple[int, int]:
+        """Shape of a tile of the logits of ``rows [n, dim]`` and ``columns [m, dim]``."""
+        size, dim = rows.shape
+        return tile_shape(size, columns.shape[0], dim, self.block_rows, self.block_cols)
 
     def place(self, tree: Any, spec: PartitionSpec) -> Any:
         """Every array of ``tree`` with the given sharding."""
@@ -144,7 +147,12 @@ class Layout:
             typed = jax.typeof(x).sharding
             if typed.mesh.shape == mesh.shape and typed.spec == whole:
                 return x
-            return jax.sharding.reshard(x, sharding)
+            moved = jax.sharding.reshard(x, sharding)
+            if isinstance(mesh, Mesh) and not typed.mesh.shape:
+                # From arrays that know of no mesh, jit would compile for their one device:
+                # resharding names axes, and only shard_map names the devices.
+                return self.run(lambda part: part, (whole,), whole, moved)
+            return moved
 
         return jax.tree.map(move, tree)
 

@@ -110,7 +110,8 @@ def _tile(
         c_sums = c_sums | {"seen": running.merge(c_sums["seen"], columns)}
     if not task.gradients:
         return r_sums, c_sums
-    slope = jax.nn.sigmoid(x)
+    e = jnp.exp(-jnp.abs(x))  # softplus_along's; compiled, it is taken once
+    slope = jnp.where(x >= 0, 1.0, e) / (1.0 + e)
     if weighted:
         slope = slope * (r.extra[:, None] + c.extra[None, :])
     if positives is not None:
@@ -153,7 +154,7 @@ def _local(
     tile = partial(_tile, task, scale, bias)
 
     def visit(panel: Side, account: Sums, carry: Sums) -> tuple[Sums, Sums]:
-        shape = layout.tile(size, panel.x.shape[0])
+        shape = layout.tile(x, panel.x)
         carry, account = walk_tiles(tile, rows, panel, carry, account, *shape)
         return account, carry
 

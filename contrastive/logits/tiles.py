@@ -1,6 +1,7 @@
 """Walking over the tiles of a block of the matrix: slices, ragged ends, products."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -13,9 +14,12 @@ from contrastive.logits.masks import Labels
 
 Tree = TypeVar("Tree")
 
-# A tile of float32 logits of this many entries is 1 MiB: it stays in a core's cache, and is small
-# beside the embeddings.
+# Entries of a tile of float32 logits. 1 MiB stays in a core's cache. Larger tiles add to the
+# gradients less often: up to 4 MiB where the embeddings of a device are larger still, so that the
+# tile stays small beside them; and up to 16 MiB where one side of the tile was asked for.
 TILE_ENTRIES = 2**18
+_LARGE_TILE_ENTRIES = 2**20
+_LONG_TILE_ENTRIES = 2**22
 
 
 class Side(NamedTuple):
@@ -81,15 +85,26 @@ class Blocks:
         return taken._replace(labels=taken.labels._replace(exists=exists))
 
 
-def tile_shape(rows: int, columns: int, block_rows: int | None, block_cols: int | None):
-    """Rows and columns of a tile: what is asked for, else about 1 MiB of float32."""
-    side = int(TILE_ENTRIES**0.5)
+def tile_entries(rows: int, dim: int) -> int:
+    """Entries of a tile where nothing was asked for, beside ``rows`` embeddings."""
+    return min(max(TILE_ENTRIES, rows * dim // 4), _LARGE_TILE_ENTRIES)
+
+
+def tile_shape(
+    rows: int, columns: int, dim: int, block_rows: int | None, block_cols: int | None
+) -> tuple[int, int]:
+    """Rows and columns of a tile of a block of ``rows`` by ``columns`` logits."""
+    entries = tile_entries(rows, dim)
+    if block_rows is None and block_cols is None:
+        block_rows = entries // min(columns, math.isqrt(entries))
+    elif block_rows is None or block_cols is None:
+        entries = max(entries, _LONG_TILE_ENTRIES)
     if block_rows is None:
-        block_rows = max(1, TILE_ENTRIES // min(columns, block_cols or side))
-    block_rows = min(block_rows, rows)
+        block_rows = entries // min(columns, block_cols or columns)
+    block_rows = max(1, min(block_rows, rows))
     if block_cols is None:
-        block_cols = max(1, TILE_ENTRIES // block_rows)
-    return block_rows, min(block_cols, columns)
+        block_cols = entries // block_rows
+    return block_rows, max(1, min(block_cols, columns))
 
 
 def loop(count: int, body: Callable[[Array | int, Tree], Tree], init: Tree) -> Tree:

@@ -65,16 +65,24 @@ def clip_loss(
     pairs = Pairs.of(
         "clip_loss", images, texts, scale, ids=ids, weights=weights, partition=partition
     )
-    rows = logsumexp(
+    rows = _across(pairs, return_statistics)
+    loss = pairs.mean(_both_ways(rows, pairs.positive))
+    return pairs.finish(loss, rows if return_statistics else None)
+
+
+def _across(
+    pairs: Pairs, statistics: bool, *, two_way: bool = True, same: bool = False
+) -> RowStatistics:
+    """The rows of one side (and, both ways, those of the other) among the other side's."""
+    return logsumexp(
         pairs.first,
         pairs.second,
         pairs.scale,
-        two_way=True,
-        statistics=return_statistics,
+        two_way=two_way,
+        same=same,
+        statistics=statistics,
         **pairs.labels(),
     )
-    loss = pairs.mean(_both_ways(rows, pairs.positive))
-    return pairs.finish(loss, rows if return_statistics else None)
 
 
 def _both_ways(rows: RowStatistics, positive: Array) -> Array:
@@ -151,15 +159,7 @@ def info_nce(
     )
     parts = []
     if in_batch:
-        parts.append(
-            logsumexp(
-                pairs.first,
-                pairs.second,
-                pairs.scale,
-                statistics=return_statistics,
-                **pairs.labels(),
-            )
-        )
+        parts.append(_across(pairs, return_statistics, two_way=False))
     if negatives is not None:
         given = _Negatives.of(pairs, negatives, share_negatives, negative_ids, negative_weights)
         parts.append(given.reduce(pairs, return_statistics))
@@ -319,14 +319,7 @@ def _all_sides(
     pairs: Pairs, statistics: bool
 ) -> tuple[RowStatistics, RowStatistics, RowStatistics]:
     """Across the two sides (both ways), and within the first and the second side."""
-    across = logsumexp(
-        pairs.first,
-        pairs.second,
-        pairs.scale,
-        two_way=True,
-        statistics=statistics,
-        **pairs.labels(),
-    )
+    across = _across(pairs, statistics)
     within = [
         logsumexp(x, None, pairs.scale, statistics=statistics, **pairs.labels(columns=False))
         for x in (pairs.first, pairs.second)
@@ -424,14 +417,7 @@ def decoupled_loss(
             "decoupled_loss leaves the positive out of the denominator: a batch of 1 pair leaves "
             "nothing in it."
         )
-    rows = logsumexp(
-        pairs.first,
-        pairs.second,
-        pairs.scale,
-        two_way=two_way,
-        statistics=return_statistics,
-        **pairs.labels(),
-    )
+    rows = _across(pairs, return_statistics, two_way=two_way)
     loss = _decoupled(pairs, rows)
     if rows.columns is not None:
         loss = (loss + _decoupled(pairs, rows.columns)) / 2
@@ -486,15 +472,7 @@ def multi_positive_loss(
     pairs = Pairs.of(
         "multi_positive_loss", images, texts, scale, ids=ids, weights=weights, partition=partition
     )
-    rows = logsumexp(
-        pairs.first,
-        pairs.second,
-        pairs.scale,
-        two_way=two_way,
-        same=True,
-        statistics=return_statistics,
-        **pairs.labels(),
-    )
+    rows = _across(pairs, return_statistics, two_way=two_way, same=True)
     values = _multi_positive(rows)
     if rows.columns is not None:
         values = (values + _multi_positive(rows.columns)) / 2

@@ -16,7 +16,7 @@ from PIL import Image
 from contrastive.data.config import DataConfig
 from contrastive.data.transforms import decode_image, square
 from contrastive.evaluation.ranking import rank, top
-from contrastive.evaluation.sets import EvaluationSet, load_sets
+from contrastive.evaluation.sets import EvaluationSet, emoji_splits, load_sets
 
 SHOWN_PICTURES = 2000
 THUMBNAIL = 96
@@ -88,7 +88,7 @@ def find_examples(model: Any, data: DataConfig, *, seed: int = 0) -> Examples | 
       data: The run's data settings.
       seed: Decides which queries are drawn.
     """
-    names = ("unseen_artist",) if data.source == "emoji" else ("validation", "test", "train")
+    names = emoji_splits(data)[:1] if data.source == "emoji" else ("validation", "test", "train")
     for name in names:
         if found := load_sets(data, most=SHOWN_PICTURES, only=(name,), encoded=True):
             return examples_of(model, found[0], seed=seed)

@@ -1,10 +1,10 @@
-"""A contact sheet: what a search found, as one page."""
+"""A contact sheet: what a search found, or samples as they reach the model, as one page."""
 
 import importlib.resources
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 
@@ -12,8 +12,17 @@ from contrastive.errors import UserError
 from contrastive.reporting.examples import thumbnail
 
 
+class Tile(NamedTuple):
+    """One picture of a sheet."""
+
+    picture: str  # a data URI
+    name: str
+    note: str  # below the name
+    key: str  # shown under the pointer
+
+
 def write_sheet(path: pathlib.Path, query: str, found: Sequence[Any], among: int) -> pathlib.Path:
-    """Writes the page and returns its path.
+    """Writes what a search found and returns the page's path.
 
     Args:
       path: The file; its folder is made.
@@ -24,13 +33,43 @@ def write_sheet(path: pathlib.Path, query: str, found: Sequence[Any], among: int
     Raises:
       UserError: The file cannot be written.
     """
+    tiles = [
+        Tile(thumbnail(hit.encoded), hit.name or hit.key, f"{hit.score:.3f}", hit.key)
+        for hit in found
+    ]
+    return write_tiles(
+        path,
+        over="search",
+        title=f"“{query}”",
+        facts=[f"the nearest {len(found)} of {among:,} pictures"],
+        tiles=tiles,
+        footer="Scores are cosines of the embeddings.",
+    )
+
+
+def write_tiles(
+    path: pathlib.Path,
+    *,
+    over: str,
+    title: str,
+    facts: Sequence[str],
+    tiles: Sequence[Tile],
+    footer: str,
+) -> pathlib.Path:
+    """Writes a page of pictures and returns its path.
+
+    Raises:
+      UserError: The file cannot be written.
+    """
     files = importlib.resources.files("contrastive.reporting")
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     page = environment.from_string(files.joinpath("sheet.html").read_text("utf-8")).render(
         style=files.joinpath("report.css").read_text("utf-8"),
-        query=query,
-        among=among,
-        found=[(hit, thumbnail(hit.encoded)) for hit in found],
+        over=over,
+        title=title,
+        facts=facts,
+        tiles=tiles,
+        footer=footer,
     )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from contrastive.errors import UserError
 from contrastive.training.state import TrainState
 from contrastive.training.step import TrainStep
 
-DEVICE_FIELDS = ("image", "text", "id")
+DEVICE_FIELDS = ("image", "text", "id", "weight")  # as far as the loader gives them
 
 
 @runtime_checkable
@@ -111,6 +111,7 @@ def to_device(batch: dict[str, np.ndarray], sharding: NamedSharding) -> dict[str
     return {
         name: jax.make_array_from_process_local_data(sharding, batch[name])
         for name in DEVICE_FIELDS
+        if name in batch
     }
 
 

@@ -239,8 +239,8 @@ def test_settings_that_cannot_be(fields, sentence):
 
 
 def test_source_has_to_be_known():
-    with pytest.raises(ConfigError, match=r"'pairs\.parquet' has to be 'emoji' or the path"):
-        DataConfig(source="pairs.parquet")
+    with pytest.raises(ConfigError, match=r"'pairs\.xls' has to be 'emoji', tfds:NAME, a folder"):
+        open_source(DataConfig(source="pairs.xls"), "train")
 
 
 def test_content_ids():

@@ -57,6 +57,16 @@ def test_no_base_is_on_both_sides():
     assert [base for base, side in sides.items() if len(side) > 1] == []
 
 
+def test_validation_takes_whole_bases_from_the_training_concepts():
+    chosen = [concept for concept in CONCEPTS if concept.validation]
+    others = [concept for concept in CONCEPTS if not concept.validation]
+    assert 0.08 * len(CONCEPTS) <= len(chosen) <= 0.12 * len(CONCEPTS)
+    assert not any(concept.held_out for concept in chosen)
+    assert not {concept.base for concept in chosen} & {concept.base for concept in others}
+    assert len({concept.group for concept in chosen}) >= 8
+    assert max(Counter(concept.base for concept in chosen).values()) <= 6
+
+
 def test_a_tenth_is_held_out_with_the_mixture_of_the_whole():
     held_out = [concept for concept in CONCEPTS if concept.held_out]
     assert 0.09 * len(CONCEPTS) <= len(held_out) <= 0.11 * len(CONCEPTS)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from contrastive.data.config import DataConfig, EmojiConfig
 from contrastive.data.emoji import (
     EmojiBuilder,
     builder,
@@ -23,7 +24,8 @@ from contrastive.data.emoji import (
     pictures,
     source,
 )
-from contrastive.errors import DataError
+from contrastive.data.sources import open_source
+from contrastive.errors import ConfigError, DataError
 
 CONCEPTS = load_concepts()
 TRAIN = [concept for concept in CONCEPTS if not concept.held_out]
@@ -69,6 +71,22 @@ def test_nothing_leaks_into_train(cache):
     seen = {r["image"] for r in records}
     for split in ("unseen_artist", "unseen_concepts", "unseen_both"):
         assert not seen & {r["image"] for r in open_split(split, cache)}
+
+
+def test_a_run_may_set_training_concepts_aside(cache):
+    def keys(split, validation):
+        config = DataConfig(cache=str(cache), emoji=EmojiConfig(validation=validation))
+        records = open_source(config, split)
+        return {records[i]["key"]: records[i]["id"] for i in range(len(records))}
+
+    train, aside = keys("train", True), keys("validation_concepts", True)
+    assert {**train, **aside} == keys("train", False)
+    assert set(aside.values()) == {concept.index for concept in CONCEPTS if concept.validation}
+    assert not set(train.values()) & set(aside.values())
+    with pytest.raises(DataError, match="no split 'validation_concepts'"):
+        keys("validation_concepts", False)
+    with pytest.raises(ConfigError, match=r"data\.emoji has no effect"):
+        DataConfig(source="mine.csv", emoji=EmojiConfig(validation=True))
 
 
 def test_a_record_has_the_fields_of_its_concept(cache):

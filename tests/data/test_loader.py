@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from contrastive.data.config import AugmentConfig, DataConfig
+from contrastive.data.config import AugmentConfig, DataConfig, TokenizerConfig
 from contrastive.data.draws import shuffle_seed
 from contrastive.data.pipeline import (
     BatchLoader,
@@ -158,6 +158,23 @@ def test_threads_and_prefetch_have_their_effect(open_loader, make_records):
         assert main.isdisjoint(running)
         assert len(opening - main) == len(running) == threads
         assert count == 10 * (1 + prefetch)
+
+
+def test_hidden_words_are_drawn_for_each_example(open_loader):
+    def texts(hidden, **options):
+        words = TokenizerConfig(kind="words", hidden=hidden)
+        loader = open_loader(dataclasses.replace(CONFIG, tokenizer=words), **options)
+        return np.concatenate([b["text"] for b in take(loader, 20)]), loader._tokenizer
+
+    whole, tokenizer = texts(0.0)
+    some, _ = texts(0.3)
+    word = ~np.isin(whole, [tokenizer.pad_id, tokenizer.begin_id, tokenizer.end_id])
+    assert tokenizer.unknown_id not in whole
+    assert set(some[some != whole].tolist()) == {tokenizer.unknown_id}
+    assert abs(np.mean(some[word] != whole[word]) - 0.3) < 0.05
+    halves = [texts(0.3, process_index=i, process_count=2)[0] for i in range(2)]
+    parts = [half.reshape(20, 5, -1) for half in halves]
+    assert (np.concatenate(parts, axis=1).reshape(some.shape) == some).all()
 
 
 @pytest.mark.parametrize("stop", [0, 3, 10, 17])

@@ -74,6 +74,39 @@ def test_common_words_are_one_piece_and_rare_ones_are_not(tokenizer):
     assert lengths.tolist() == [3, 3, 9]
 
 
+def test_whole_words_and_one_unknown_token(tmp_path):
+    config = TokenizerConfig(kind="words")
+    tokenizer = train_tokenizer(WORDS, length=12, config=config)
+    known, unknown = tokenizer.encode(["Face, with TEARS", "face, with wings"])
+    assert tokenizer.unknown_id not in known
+    assert len(set(known[1:4].tolist())) == 3  # a comma is no word
+    assert unknown[1:3].tolist() == known[1:3].tolist()
+    assert unknown[3] == tokenizer.unknown_id
+    assert tokenizer.decode(tokenizer.encode(["face with tears"])[0]) == "face with tears"
+    tokenizer.save(tmp_path / "tokenizer.json")
+    again = read_tokenizer(tmp_path / "tokenizer.json", length=12, config=config)
+    assert again.encode(["face, with wings"]).tolist() == [unknown.tolist()]
+    small = TokenizerConfig(kind="words", vocabulary_size=260)
+    many = [f"word{i}" for i in range(300)] + [f"word{i} again" for i in range(10)]
+    tokenizer = train_tokenizer(many, length=12, config=small)
+    assert tokenizer.vocabulary_size == 260
+    assert tokenizer.unknown_id not in tokenizer.encode(["again word3 word9"])  # the frequent ones
+
+
+def test_hidden_tokens_are_text_and_become_the_unknown_token():
+    tokenizer = train_tokenizer(WORDS, length=6, config=TokenizerConfig(kind="words", hidden=0.5))
+    ids = tokenizer.encode(["face with tears", "cat"])
+    u = np.array([[0.0, 0.6, 0.4, 0.5, 0.0, 0.0]] * 2)
+    hidden = tokenizer.hide(ids, u, 0.5)
+    changed = np.argwhere(hidden != ids).tolist()
+    assert changed == [[0, 2]]  # not the markers, not the padding, nothing at 0.5 and above
+    assert hidden[0, 2] == tokenizer.unknown_id
+    with pytest.raises(ConfigError, match="needs a tokenizer with an unknown token"):
+        train_tokenizer(WORDS, length=6, config=TokenizerConfig(hidden=0.5))
+    with pytest.raises(ConfigError, match="at least 0 and below 1"):
+        TokenizerConfig(kind="words", hidden=1.0)
+
+
 def test_vocabulary_size_is_a_limit():
     texts = [f"{a}{b} word" for a in "abcdefghij" for b in "klmnopqrst"] * 2
     full = train_tokenizer(texts, length=8, config=CONFIG)

@@ -10,15 +10,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from contrastive.data.config import CsvConfig, DataConfig
+from contrastive.data.config import CsvConfig, DataConfig, EmojiConfig
+from contrastive.data.emoji import load_concepts
 from contrastive.errors import ConfigError
 from contrastive.evaluation import suite
+from contrastive.evaluation.emoji_classes import SUBGROUP_NAMES
 from contrastive.evaluation.sets import (
     EvaluationSet,
     KnownPictures,
+    emoji_classes,
     evenly,
     load_sets,
-    subgroup_name,
 )
 from contrastive.evaluation.suite import EvaluationConfig, evaluate
 from contrastive.evaluation.table import format_table, share, table_rows
@@ -214,11 +216,13 @@ def test_numbers_are_printed_with_three_digits():
     ]  # fmt: skip
 
 
-def test_subgroup_names_are_plain_words():
-    assert subgroup_name("face-smiling") == "smiling face"
-    assert subgroup_name("animal-mammal") == "mammal animal"
-    assert subgroup_name("sky-weather") == "sky weather"
-    assert subgroup_name("drink") == "drink"
+def test_every_subgroup_has_a_name_of_its_own():
+    labels, names = emoji_classes()
+    subgroups = {concept.subgroup for concept in load_concepts()}
+    assert set(SUBGROUP_NAMES) == subgroups
+    assert len(set(SUBGROUP_NAMES.values())) == len(subgroups) == len(names)
+    dog = next(c for c in load_concepts() if c.name == "dog")
+    assert names[int(labels[dog.index])] == "animal, mammal"
 
 
 def test_pictures_are_taken_evenly():
@@ -254,3 +258,8 @@ def test_emoji_sets():
         assert one.labels is not None
         assert one.classes is not None
         assert set(one.labels.tolist()) <= set(one.classes)
+    choosing = dataclasses.replace(data, emoji=EmojiConfig(validation=True))
+    aside, train = load_sets(choosing, most=40)  # no test set
+    assert (aside.name, train.name) == ("validation_concepts", "train")
+    assert set(aside.ids.tolist()) <= set(aside.text_ids.tolist())
+    assert not set(aside.text_ids.tolist()) & (held_out | set(train.ids.tolist()))

@@ -9,7 +9,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from contrastive.logits import LogitPartition
 from contrastive.losses import clip_loss, info_nce, nt_xent, sigmoid_loss
@@ -188,7 +188,7 @@ def test_sigmoid_takes_one_logarithm_for_64_entries():
 
 _MILLION = """
 import sys, jax, numpy as np, jax.numpy as jnp
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 from contrastive.logits import LogitPartition
 from contrastive.losses import clip_loss, sigmoid_loss
 dim, batch = 128, 1048576
@@ -233,46 +233,26 @@ def test_a_million_pairs_on_256_devices_compile_within_the_formula(mesh):
     assert result.stdout.count("used") == 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["clip", "sigmoid"])
-def test_a_million_pairs_on_a_tpu_pod(name, dtype, monkeypatch):
-    """Compiled ahead of time for 256 TPU chips: flat from 64 chips on, and within the formula."""
-    pytest.importorskip("libtpu", reason="libtpu is not installed: pip install 'jax[tpu]'")
-    from jax.experimental import topologies
-
-    monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-    size, dim, peaks = jnp.dtype(dtype).itemsize, 128, []
-    for topology, chips in (("v5e:8x8", 64), ("v5e:16x16", 256)):
-        devices = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices
-        mesh = Mesh(devices, ("data",), axis_types=(AxisType.Explicit,))
-        partition = LogitPartition(mesh, exchange="ring")
-        program = compiled(LOSSES[name], partition, 4096 * chips, dim, dtype)
-        used = program.memory_analysis()
-        arguments = 4 * 4096 * dim * size  # rows and gradients of both sides
-        peaks.append(used.peak_memory_in_bytes - arguments)
-    assert max(peaks) <= 6 * 4096 * dim * 4 + 4 * MIB
-    assert peaks[1] <= peaks[0] * 1.05
-
-
 # --- choosing -------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow  # the estimate for small batches is up to 3.4 times what the compiler reports
-@pytest.mark.parametrize("batch, dim", [(8192, 512), (4096, 64)])
-def test_estimates_are_what_the_compiler_reports(tools, batch, dim):
-    for mesh in (tools.make_mesh("8"), None):
-        _, candidates = LogitPartition.choose(
-            batch, dim, mesh=mesh, bytes_limit=2**40, dtype=jnp.float32
-        )
-        for row in candidates:
-            for name in ("clip", "sigmoid"):
-                used = temp(LOSSES[name], row.partition, batch, dim)
-                assert 0.35 * row.bytes <= used <= 1.1 * row.bytes, (name, str(row))
-            count = tools.product_flops(step(clip_loss, row.partition), *shapes(mesh, batch, dim))
-            if row.partition.exchange == "dense" and mesh is not None:
-                count //= mesh.size
-            assert count == pytest.approx(row.flops, rel=0.05)
+@pytest.mark.parametrize("mesh, batch, dim", [
+    ("1", 1024, 512), ("1", 4096, 64), ("1", 8192, 512),
+    ("2", 1024, 512), ("2", 4096, 64),
+    ("8", 1024, 512), ("8", 4096, 64), ("8", 8192, 512),
+])  # fmt: skip
+def test_estimates_are_what_the_compiler_reports(tools, mesh, batch, dim):
+    mesh = None if mesh == "1" else tools.make_mesh(mesh)
+    limits = {"bytes_limit": 2**40, "dtype": jnp.float32}
+    _, candidates = LogitPartition.choose(batch, dim, mesh=mesh, **limits)
+    for row in candidates:
+        for name in ("clip", "sigmoid"):
+            used = temp(LOSSES[name], row.partition, batch, dim)
+            assert row.bytes / 1.5 <= used <= 1.6 * row.bytes, (name, used / row.bytes, str(row))
+        count = tools.product_flops(step(clip_loss, row.partition), *shapes(mesh, batch, dim))
+        if row.partition.exchange == "dense" and mesh is not None:
+            count //= mesh.size
+        assert count == pytest.approx(row.flops, rel=0.05)
 
 
 def test_choose_takes_the_fewest_operations_that_fit(tools):

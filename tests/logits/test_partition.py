@@ -130,11 +130,12 @@ def test_axes_default_to_those_of_the_inputs_then_to_all(tools):
 # --- what is moved --------------------------------------------------------------------------------
 
 
-@pytest.mark.slow  # fails for uncut inputs with dense on an Explicit mesh under jit
-@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize(
+    "placed, jit",
+    [("nowhere", False), *((p, True) for p in ("nowhere", "whole", "other axes", "right"))],
+)
 @pytest.mark.parametrize("kind", KINDS, ids=["explicit", "auto"])
 @pytest.mark.parametrize("exchange", ["dense", "gather", "ring"])
-@pytest.mark.parametrize("placed", ["nowhere", "whole", "other axes", "right"])
 def test_inputs_are_placed_as_the_partition_says(tools, placed, exchange, kind, jit):
     mesh = tools.make_mesh("2x4", kind)
     x, y = rows(), rows(seed=1)
@@ -221,16 +222,28 @@ def test_blocks_cover_every_row_once(size, block):
     assert (seen == 1).all()
 
 
-def test_default_tiles_are_about_a_mebibyte():
-    for size, columns in ((8192, 8192), (100, 10**6), (10**6, 3), (1, 10**6), (700, 900)):
-        r, c = tile_shape(size, columns, None, None)
+def test_default_tiles_are_small_beside_the_embeddings():
+    """1 MiB, or up to 4 MiB where that is at most a quarter of the rows of one side."""
+    for size, columns, dim in (
+        (8192, 8192, 512), (8192, 8192, 64), (1024, 512, 512), (100, 10**6, 512), (10**6, 3, 8),
+        (1, 10**6, 512), (700, 900, 32),
+    ):  # fmt: skip
+        r, c = tile_shape(size, columns, dim, None, None)
         assert r <= size
         assert c <= columns
-        assert r * c * 4 <= 2**20
+        assert r * c * 4 <= max(2**20, min(2**22, size * dim))
         assert r * c * 4 >= min(2**19, size * columns * 4)
-    assert tile_shape(8192, 8192, 512, None) == (512, 512)
-    assert tile_shape(8192, 8192, None, 128) == (2048, 128)
-    assert tile_shape(8192, 8192, 10**6, 10**6) == (8192, 8192)
+    assert tile_shape(8192, 8192, 512, None, None) == (1024, 1024)
+    assert tile_shape(8192, 8192, 64, None, None) == (512, 512)
+
+
+def test_a_tile_given_on_one_side_is_long_on_the_other():
+    assert tile_shape(8192, 8192, 512, 512, None) == (512, 8192)
+    assert tile_shape(8192, 10**6, 512, 512, None) == (512, 8192)  # 16 MiB
+    assert tile_shape(8192, 8192, 512, None, 128) == (8192, 128)
+    assert tile_shape(10**6, 8192, 64, None, 128) == (32768, 128)
+    assert tile_shape(8192, 8192, 512, 10**6, 10**6) == (8192, 8192)
+    assert tile_shape(8192, 8192, 512, 1, 1) == (1, 1)
 
 
 def test_walking_visits_every_tile():

@@ -13,13 +13,14 @@ from contrastive.data.emoji.concepts import (
     STYLES,
     TEST_STYLES,
     TRAIN_STYLES,
+    VALIDATION_SPLIT,
     Concept,
     load_concepts,
 )
 from contrastive.data.emoji.pictures import concept_image
 
 if TYPE_CHECKING:
-    from contrastive.data.emoji.builder import EmojiBuilder
+    from contrastive.data.emoji.builder import EmojiBuilder, split_members
     from contrastive.data.emoji.source import EmojiRecord, EmojiSource, open_split
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "STYLES",
     "TEST_STYLES",
     "TRAIN_STYLES",
+    "VALIDATION_SPLIT",
     "Concept",
     "EmojiBuilder",
     "EmojiRecord",
@@ -34,15 +36,16 @@ __all__ = [
     "concept_image",
     "load_concepts",
     "open_split",
+    "split_members",
 ]
 
 
 def __getattr__(name: str) -> Any:
     """Imports tensorflow-datasets only when the builder or a split is asked for."""
-    if name == "EmojiBuilder":
-        from contrastive.data.emoji.builder import EmojiBuilder
+    if name in ("EmojiBuilder", "split_members"):
+        from contrastive.data.emoji import builder
 
-        return EmojiBuilder
+        return getattr(builder, name)
     if name in ("EmojiRecord", "EmojiSource", "open_split"):
         from contrastive.data.emoji import source
 

@@ -1,6 +1,8 @@
 """Names, keywords, groups and the train / held-out split of the emoji."""
 
+import collections
 import functools
+import hashlib
 import json
 from dataclasses import dataclass
 from importlib import resources
@@ -10,6 +12,9 @@ TRAIN_STYLES = ("noto", "fluent_3d", "fluent_flat")
 TEST_STYLES = ("twemoji",)  # never trained on
 OPTIONAL_STYLES = ("openmoji",)  # never trained on, drawn from a package that is share-alike
 STYLES = TRAIN_STYLES + TEST_STYLES  # those with a committed sheet
+VALIDATION_SPLIT = "validation_concepts"
+LARGEST_HELD_OUT_BASE = 6  # concepts; larger bases (flags, hearts ...) are always trained on
+VALIDATION_SHARE = 0.15  # of the small bases that are trained on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +32,7 @@ class Concept:
         held_out: no drawing of it is trained on.
         names: CLDR names by language code.
         styles: the committed styles that have a picture of it.
+        validation: one of the training concepts that a run may set aside, to choose settings by.
     """
 
     index: int
@@ -40,6 +46,7 @@ class Concept:
     held_out: bool
     names: dict[str, str]
     styles: tuple[str, ...]
+    validation: bool
 
 
 @functools.cache
@@ -54,12 +61,25 @@ def load_concepts() -> tuple[Concept, ...]:
     """All concepts in the order of their index."""
     table = read_table()
     missing = {style: frozenset(table["missing"][style]) for style in STYLES}
+    members = collections.Counter(row["base"] for row in table["concepts"])
+
+    def validates(row: dict[str, Any]) -> bool:
+        # Like the held-out ones: small bases, which are never cut.
+        small = members[row["base"]] <= LARGEST_HELD_OUT_BASE
+        return small and not row["held_out"] and _fraction(row["base"]) < VALIDATION_SHARE
+
     return tuple(
         Concept(
             index=index,
             styles=tuple(style for style in STYLES if index not in missing[style]),
             keywords=tuple(row.pop("keywords")),
+            validation=validates(row),
             **row,
         )
         for index, row in enumerate(map(dict, table["concepts"]))
     )
+
+
+def _fraction(base: str) -> float:
+    digest = hashlib.blake2b(base.encode(), digest_size=8, person=b"validation").digest()
+    return int.from_bytes(digest, "big") / 2.0**64

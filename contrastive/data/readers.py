@@ -1,0 +1,64 @@
+"""The readers of every format that is not a table of text."""
+
+import logging
+import pathlib
+
+from contrastive.data import files
+from contrastive.data.config import DataConfig, Format
+from contrastive.data.records import Source
+from contrastive.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+
+
+def open_reader(config: DataConfig, kind: Format, split: str) -> Source:
+    """Opens the records of a split.
+
+    Raises:
+      DataError: The data is missing, empty or damaged, or has no such split.
+    """
+    source, fields = config.source, config.fields
+    if kind == "jsonl":
+        from contrastive.data.jsonl_source import open_jsonl
+
+        return open_jsonl(source, split, fields)
+    if kind in ("parquet", "arrow"):
+        from contrastive.data.arrow_source import open_table
+
+        return open_table(source, kind, split, fields)
+    if kind == "array_record":
+        from contrastive.data.example_source import open_array_record
+
+        return open_array_record(source, split, fields)
+    if kind == "tfds":
+        from contrastive.data.example_source import open_tfds
+
+        return open_tfds(source, split, fields, _log.warning)
+    if kind == "image_folder":
+        from contrastive.data.folder_source import open_folder
+
+        return open_folder(source, split, fields)
+    if kind == "webdataset":
+        return _open_webdataset(config, split)
+    raise ConfigError(f"config.data.format = {kind!r} has no reader.")
+
+
+def _open_webdataset(config: DataConfig, split: str) -> Source:
+    import numpy as np
+
+    from contrastive.data import webdataset
+    from contrastive.data.splits import HELD_OUT, check_split, nonempty
+
+    pattern, named = files.of_split(config.source, split)
+    if not named:
+        check_split(pattern, split, "{split} in config.data.source")
+    cache = pathlib.Path(config.cache).expanduser()
+    index, fields = webdataset.tar_index(pattern, config.fields, cache, on_first_use=True)
+    share = config.fields.held_out_share
+    if named or (not share and split == "train"):
+        return webdataset.WebDatasetSource(index, fields)
+    chosen = webdataset.held_out(index, share) == (split == HELD_OUT)
+    small = np.uint32 if len(index) < 1 << 32 else np.int64
+    rows = np.flatnonzero(chosen).astype(small)
+    setting = f"config.data.fields.held_out_share = {share}"
+    return webdataset.WebDatasetSource(index, fields, nonempty(pattern, split, rows, setting))

@@ -1,0 +1,228 @@
+"""Samples that are checked as they are read: for sets that nobody can read through first.
+
+The index says what exists, so the order is a function of the seed alone. A sample that turns out to
+be bad keeps its place: its row gets weight 0, counts nowhere in the loss, and nothing moves up. So
+hosts agree on every batch without talking, and each good sample still comes once an epoch.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import logging
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float32, Int32, Int64, UInt32, UInt64
+from PIL import Image
+
+from contrastive.data.captions import canonical
+from contrastive.data.config import DataConfig
+from contrastive.data.records import DataErrors, IndexedSource, Record, SampleError, Source
+from contrastive.errors import DataError
+
+_LEAST = 1000  # samples that are seen before a share of bad ones means something
+_UNKNOWN = 0xFFFFFFFF, 0xFFFFFFFF  # equals no other content id
+_log = logging.getLogger(__name__)
+
+
+class Bad(NamedTuple):
+    """A sample that cannot be used."""
+
+    number: int  # in the source
+    key: str
+    error: SampleError
+
+
+@dataclasses.dataclass(frozen=True)
+class Fetched:
+    """The samples of some rows, before augmentation.
+
+    Attributes:
+      captions, keywords: Their texts.
+      images: Their pictures, square.
+      ids: Content ids.
+      index: Their indices in the source.
+      weight: 0 for a row that could not be read, else 1; None where that cannot happen.
+      bad: Why.
+    """
+
+    captions: Sequence[str]
+    keywords: Sequence[Sequence[str]]
+    images: Sequence[Image.Image]
+    ids: Int32[np.ndarray, " b"] | UInt32[np.ndarray, "b 2"]
+    index: Int64[np.ndarray, " b"]
+    weight: Float32[np.ndarray, " b"] | None = None
+    bad: Sequence[Bad] = ()
+
+
+class UncheckedExamples:
+    """The samples of a source, in its order, read when they are wanted.
+
+    Content ids are 64-bit hashes of the caption (or of the record's id where it has one): pairs
+    with equal captions are no negatives of each other. Equal pictures under different captions are
+    not found: that would take a look at all of them.
+
+    Args:
+      source: The records.
+      config: Sizes and the share of bad samples that is allowed.
+      read: Turns a record into its picture, with the key of the example.
+    """
+
+    images = None  # nothing is kept in memory
+
+    def __init__(
+        self,
+        source: Source,
+        config: DataConfig,
+        read: Callable[[Record, UInt64[np.ndarray, " 1"]], Image.Image],
+    ) -> None:
+        self._source, self._read = source, read
+        room = config.augment.room(config.image_size)
+        self._blank = Image.new("RGB", (room, room))
+        self.fingerprint = _fingerprint(source)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def fetch(self, rows: Sequence[int], keys: UInt64[np.ndarray, " b"]) -> Fetched:
+        """Reads rows; one that is bad is empty and has weight 0."""
+        captions: list[str] = []
+        keywords: list[Sequence[str]] = []
+        images: list[Image.Image] = []
+        ids: list[tuple[int, int]] = []
+        bad: list[Bad] = []
+        for i, index in enumerate(rows):
+            key = f"sample {index}"
+            try:
+                record = self._source[index]
+                key = record["key"]
+                caption = (record["caption"] or "").strip()
+                if not caption:
+                    raise SampleError("empty caption")
+                picture = self._read(record, keys[i : i + 1])
+            except SampleError as error:
+                bad.append(Bad(index, error.key or key, error))
+                caption, words, picture, identity = "", [], self._blank, _UNKNOWN
+            else:
+                words, identity = record["keywords"], _content(record["id"], caption)
+            captions.append(caption)
+            keywords.append(words)
+            images.append(picture)
+            ids.append(identity)
+        weight = np.ones(len(rows), np.float32)
+        lost = {sample.number for sample in bad}
+        weight[[index in lost for index in rows]] = 0.0
+        return Fetched(
+            captions,
+            keywords,
+            images,
+            np.array(ids, np.uint32).reshape(-1, 2),
+            np.array(rows, np.int64),
+            weight,
+            bad,
+        )
+
+
+def _content(identity: int, caption: str) -> tuple[int, int]:
+    text = f"caption {canonical(caption)}" if identity < 0 else f"id {identity}"
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    words = int.from_bytes(digest[:4], "big"), int.from_bytes(digest[4:], "big")
+    return words if words != _UNKNOWN else (0, 0)
+
+
+def _fingerprint(source: Source) -> str:
+    if isinstance(source, IndexedSource):
+        return f"index-{source.fingerprint}"
+    raise DataError(
+        f"{type(source).__name__} has no index, which config.data.check = 'during' needs to know "
+        "whether data has changed. Use 'before'."
+    )
+
+
+class Account:
+    """Counts the bad samples that batches have met, names each once, and stops above a share.
+
+    Args:
+      source: Its index may leave samples out already.
+      config: The share of bad samples that is allowed.
+      log: Where they are listed, one JSON object a line; what an earlier part of the run has
+        written stays.
+    """
+
+    def __init__(self, source: Source, config: DataConfig, log: pathlib.Path | None) -> None:
+        self._allowed, self._log = config.max_bad_share, log
+        self._needed = min(len(source), _LEAST)
+        self._seen = self._bad = 0
+        self.errors = DataErrors()
+        if isinstance(source, IndexedSource):
+            self.errors.include(source.errors)
+            _check_index(source, config)
+        self._named: set[int] = set()
+        if log is not None:
+            self._continue(log)
+
+    def _continue(self, log: pathlib.Path) -> None:
+        known = _read_log(log)
+        self.errors.write(log)
+        for index, entry in known.items():
+            key, reason, detail = (str(entry.get(k, "")) for k in ("key", "reason", "detail"))
+            self._name(Bad(index, key, SampleError(reason, detail)))
+
+    def add(self, rows: int, bad: Sequence[Bad]) -> None:
+        """Enters a batch.
+
+        Raises:
+          DataError: Too many samples are bad.
+        """
+        self._seen += rows
+        self._bad += len(bad)
+        for sample in bad:
+            if sample.number not in self._named:
+                if not self._named:
+                    _log.warning(
+                        "%s cannot be used: %s. It is passed over, like others that will be "
+                        "counted and listed without a word.",
+                        sample.key,
+                        sample.error,
+                    )
+                self._name(sample)
+        limit = self._allowed * max(self._seen, self._needed)
+        if self._bad > limit or self._bad == self._seen >= self._needed:
+            raise DataError(
+                f"{self._bad:,} of the {self._seen:,} samples so far ({self._bad / self._seen:.1%})"
+                f" cannot be used: {self.errors.summary()}. config.data.max_bad_share allows "
+                f"{self._allowed:.1%}." + (f" All are listed in {self._log}." if self._log else "")
+            )
+
+    def _name(self, sample: Bad) -> None:
+        self._named.add(sample.number)
+        self.errors.add(*sample)
+        if self._log is not None:
+            with open(self._log, "a", encoding="utf-8") as file:
+                file.write(json.dumps(self.errors.entries[-1], ensure_ascii=False) + "\n")
+
+
+def _read_log(log: pathlib.Path) -> dict[int, dict[str, str | int]]:
+    """What an earlier part of the run has listed, by index."""
+    known: dict[int, dict[str, str | int]] = {}
+    with contextlib.suppress(FileNotFoundError), open(log, encoding="utf-8") as file:
+        for line in file:
+            with contextlib.suppress(ValueError):  # a line may be cut short by a crash
+                entry = json.loads(line)
+                if entry.get("index", -1) >= 0:
+                    known[int(entry["index"])] = entry
+    return known
+
+
+def _check_index(source: IndexedSource, config: DataConfig) -> None:
+    """Stops before the first step where the index leaves too much out."""
+    left_out, total = len(source.errors), len(source) + len(source.errors)
+    if left_out > config.max_bad_share * total:
+        raise DataError(
+            f"{left_out:,} of {total:,} samples ({left_out / total:.1%}) cannot be used: "
+            f"{source.errors.summary()}. config.data.max_bad_share allows "
+            f"{config.max_bad_share:.1%}."
+        )

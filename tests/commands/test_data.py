@@ -1,0 +1,187 @@
+"""The data commands: what they print, write and refuse."""
+
+import io
+import json
+import pathlib
+import tarfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from contrastive.cli import main
+from contrastive.data.config import DataConfig, FieldsConfig
+from contrastive.data.sources import open_source
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def png(seed, side=24):
+    data = io.BytesIO()
+    pixels = np.random.default_rng(seed).integers(0, 256, (side, side + seed, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(data, "PNG")
+    return data.getvalue()
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    """Twenty pairs: number 4 is no picture, 5 has no caption, 7 repeats 6, one caption is long."""
+    folder = tmp_path / "pairs"
+    folder.mkdir()
+    rows = []
+    for i in range(20):
+        data = b"no picture" if i == 4 else png(6 if i == 7 else i)
+        (folder / f"{i}.png").write_bytes(data)
+        rows.append({"image": f"{i}.png", "caption": f"thing number {i}", "tags": ["red", "old"]})
+    rows[5]["caption"] = None
+    rows[7]["caption"] = "Thing  number 6"
+    rows[9]["caption"] = "word " * 40
+    rows[2]["content_id"] = 12
+    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder / "a.jsonl"
+
+
+@pytest.fixture
+def call(tmp_path, capsys):
+    """``call("stats", source, ...)``: exit status, what was printed, what was complained."""
+
+    def run(action, source, *arguments):
+        status = main(
+            [
+                "data",
+                action,
+                f"--config={ROOT / 'configs/emoji.py'}:clip",
+                f"--config.data.source={source}",
+                f"--config.data.cache={tmp_path / 'cache'}",
+                *map(str, arguments),
+            ]
+        )
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
+
+    return run
+
+
+ALL = "--config.data.fields.held_out_share=0"
+
+
+def test_inspect_prints_what_the_data_is(call, pairs, tmp_path):
+    page = tmp_path / "out" / "sheet.html"
+    status, printed, _ = call("inspect", pairs, ALL, f"--output={page}", "--json")
+    assert status == 0
+    about = json.loads(printed)
+    assert about["format"] == "jsonl"
+    assert about["splits"] == {"train": 20}
+    assert about["fields"] == ["image", "caption", "tags"]
+    assert (about["samples"], about["looked_at"]) == (20, 18)
+    assert about["errors"] == {"decode error": 1, "empty caption": 1}
+    assert set(about["microseconds"]) == {"read", "decode", "resize", "tokenize"}
+    assert all(value > 0 for value in about["microseconds"].values())
+    first = about["tokens"][0]
+    assert first["text"] == first["caption"] == "thing number 0"
+    assert len(first["ids"]) == 20
+    sheet = page.read_text()
+    assert sheet.count("<figure") == 18
+    assert "18 of 20 samples as they reach the model" in sheet
+    status, printed, _ = call("inspect", pairs, ALL, f"--output={page}")
+    for words in ("train 20", "fields: image, caption, tags", "decode error", "“thing number 0”"):
+        assert words in printed
+
+
+def test_inspect_shows_64_samples_as_they_reach_the_model(call, tmp_path):
+    page = tmp_path / "sheet.html"
+    status, printed, _ = call("inspect", "emoji", f"--output={page}", "--most=80")
+    assert status == 0
+    assert page.read_text().count("<figure") == 64
+    assert "4,550" in printed
+
+
+def test_stats(call, pairs, tmp_path):
+    status, printed, _ = call("stats", pairs, ALL, "--json", f"--plots={tmp_path / 'plots'}")
+    assert status == 0
+    about = json.loads(printed)
+    assert about["repeated_captions"] == 1
+    assert about["repeated_pictures"] == 1
+    assert about["frequent_captions"] == {"thing number 6": 2}
+    assert about["truncated_captions"] == 1
+    assert about["picture_formats"] == {"png": 18}
+    assert about["width"]["least"] == 24
+    assert about["width"]["most"] == 43
+    assert about["height"]["median"] == 24
+    assert about["caption_characters"]["most"] == 199
+    assert about["caption_tokens"]["most"] == 20
+    assert Image.open(about["plot"]).size[0] > 500
+    status, printed, _ = call("stats", pairs, ALL, "--most=4")
+    assert status == 0
+    assert "3 of 20 samples" in printed or "4 of 20 samples" in printed
+
+
+@pytest.mark.parametrize("target,files", [("webdataset", 3), ("array_record", 3)])
+def test_convert_keeps_everything(call, pairs, tmp_path, target, files):
+    out = tmp_path / "out"
+    status, printed, _ = call(
+        "convert", pairs, ALL, f"--to={target}", f"--output={out}", "--shard-size=8"
+    )
+    assert status == 0
+    assert "20 samples read. Left out: 1 empty caption." in printed
+    pattern = printed.split("--config.data.source='")[1].split("'")[0]
+    assert len(list(out.iterdir())) == files
+    before = open_source(
+        DataConfig(source=str(pairs), fields=FieldsConfig(held_out_share=0.0)), "train"
+    )
+    after = open_source(DataConfig(source=pattern, cache=str(tmp_path / "cache")), "train")
+    kept = [i for i in range(20) if i != 5]
+    assert len(after) == len(kept)
+    for i, j in enumerate(kept):
+        old, new = before[j], after[i]
+        assert {**new, "key": ""} == {**old, "key": ""}
+        assert new["key"] == old["key"]
+    assert after[2]["id"] == 12
+    status, _, complaint = call("convert", pairs, ALL, f"--to={target}", f"--output={out}")
+    assert status == 2
+    assert "holds files of the split 'train' already" in complaint
+
+
+def test_index(call, tmp_path):
+    for number in range(2):
+        with tarfile.open(tmp_path / f"a-{number}.tar", "w") as tar:
+            for i in range(3):
+                for suffix, data in ((".png", png(i)), (".txt", b"a cat")):
+                    if (number, i, suffix) == (1, 2, ".png"):
+                        continue
+                    info = tarfile.TarInfo(f"{i}{suffix}")
+                    info.size = len(data)
+                    tar.addfile(info, io.BytesIO(data))
+    status, printed, _ = call("index", tmp_path / "a-{0..1}.tar", "--workers=1")
+    assert status == 0
+    assert "5 samples in 2 tars, 1 no image left out" in printed
+    assert len(list((tmp_path / "cache").glob("webdataset-*/samples.bin"))) == 1
+    status, _, complaint = call("index", "emoji")
+    assert status == 2
+    assert "emoji, which needs no index" in complaint
+
+
+@pytest.mark.parametrize("action", ["inspect", "stats"])
+def test_nothing_usable_is_one_sentence(call, tmp_path, action):
+    status, _, complaint = call(action, tmp_path / "gone.jsonl")
+    assert status == 2
+    assert complaint.count("\n") == 1
+    assert "gone.jsonl" in complaint
+
+
+def test_no_usable_sample(call, pairs, tmp_path):
+    for path in pairs.parent.glob("*.png"):
+        path.write_bytes(b"x")
+    status, _, complaint = call("inspect", pairs, ALL, f"--output={tmp_path / 'x.html'}")
+    assert status == 2
+    assert "None of 20 samples can be used: 19 decode error, 1 empty caption" in complaint
+
+
+def test_settings_without_effect_are_refused(call, pairs):
+    for arguments, words in (
+        (["--shard-size=0", "--to=webdataset", "--output=x"], "--shard-size=0"),
+        (["--to=webdataset", "--output=x", "--mostt=3"], "--mostt"),
+    ):
+        status, _, complaint = call("convert", pairs, ALL, *arguments)
+        assert status == 2
+        assert words in complaint
