@@ -133,7 +133,8 @@ def make_parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--coordinator",
         metavar="HOST:PORT",
-        help="where process 0 of several listens; SLURM steps find each other without it",
+        help="where process 0 of several listens; SLURM steps find each other without it; 'auto' "
+        "leaves it to JAX, as on Cloud TPU",
     )
     train.add_argument("--processes", type=int, metavar="N", help="how many processes there are")
     train.add_argument("--process", type=int, metavar="I", help="which one this is, from 0")
@@ -275,12 +276,14 @@ def _train(options: argparse.Namespace) -> int:
 
     if options.restarts > 0:
         return _supervise(options.restarts, options.restart_wait)
-    launch = processes_lib.find_launch(options.coordinator, options.processes, options.process)
-    if launch is None or launch.count == 1:
-        return _train_in(processes_lib.Processes(), options)
-    processes = processes_lib.start(
-        launch, limit=options.start_timeout, lost_after=options.lost_after
-    )
+    waits = {"limit": options.start_timeout, "lost_after": options.lost_after}
+    if options.coordinator == "auto":
+        processes = processes_lib.start_detected(**waits)
+    else:
+        launch = processes_lib.find_launch(options.coordinator, options.processes, options.process)
+        if launch is None or launch.count == 1:
+            return _train_in(processes_lib.Processes(), options)
+        processes = processes_lib.start(launch, **waits)
     try:
         return _train_in(processes, options)
     except Exception as error:

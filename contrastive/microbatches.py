@@ -58,8 +58,8 @@ def encode_rows(
     if microbatches == 1:
         return encode(parameters, inputs, numbers)
     check_microbatches(inputs.shape[0], microbatches, 1 if layout is None else _parts(layout))
-    replicas = _replica_axes(layout)
-    if not replicas:
+    replicas = () if layout is None else _replica_axes(layout)
+    if layout is None or not replicas:
         return _in_chunks(encode, parameters, inputs, numbers, microbatches)
 
     def on_replica(parameters: Any, inputs: Array, numbers: Array) -> Array:
@@ -71,6 +71,7 @@ def encode_rows(
     rows = PartitionSpec(replicas)
     return jax.shard_map(
         on_replica,
+        mesh=layout.mesh,
         in_specs=(PartitionSpec(), rows, rows),
         out_specs=rows,
         axis_names=set(replicas),
@@ -87,10 +88,8 @@ def _in_chunks(encode: Encode, parameters: Any, inputs: Array, numbers: Array, k
     return _join(rows, parts, layout)
 
 
-def _replica_axes(layout: NamedSharding | None) -> tuple[str, ...]:
+def _replica_axes(layout: NamedSharding) -> tuple[str, ...]:
     """The axes that cut the rows and no parameter; none where there is one replica."""
-    if layout is None:
-        return ()
     axes = layout.spec[0]
     replicas = [a for a in (axes if isinstance(axes, tuple) else (axes,)) if a in REPLICA_AXES]
     count = math.prod(layout.mesh.shape[axis] for axis in replicas)
