@@ -110,7 +110,8 @@ def test_stats(call, pairs, tmp_path):
     assert about["height"]["median"] == 24
     assert about["caption_characters"]["most"] == 199
     assert about["caption_tokens"]["most"] == 20
-    assert Image.open(about["plot"]).size[0] > 500
+    with Image.open(about["plot"]) as plot:
+        assert plot.width > 500
     status, printed, _ = call("stats", pairs, ALL, "--most=4")
     assert status == 0
     assert "3 of 20 samples" in printed or "4 of 20 samples" in printed
