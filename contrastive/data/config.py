@@ -12,6 +12,7 @@ from contrastive.errors import ConfigError
 Format = Literal[
     "emoji",
     "synthetic",
+    "mixture",
     "csv",
     "tsv",
     "jsonl",
@@ -34,7 +35,13 @@ _FORMAT_OF_SUFFIX: dict[str, Format] = {
     ".tar": "webdataset",
 }
 # The group of settings that a format reads; the others read "fields".
-_GROUP_OF_FORMAT = {"csv": "csv", "tsv": "csv", "emoji": "emoji", "synthetic": "synthetic"}
+_GROUP_OF_FORMAT = {
+    "csv": "csv",
+    "tsv": "csv",
+    "emoji": "emoji",
+    "synthetic": "synthetic",
+    "mixture": "mixture",
+}
 _ROOM = 1.5  # pictures are kept this much larger than the tower's input while geometry is pending
 LEAST_VOCABULARY = 259  # 256 bytes, begin, end, padding
 
@@ -98,6 +105,26 @@ class FieldsConfig:
             )
         if not self.keywords_separator:
             raise ConfigError("config.data.fields.keywords_separator cannot be empty.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PartConfig:
+    """One source of a mixture."""
+
+    name: str  # how counters and messages call it
+    source: str  # like config.data.source
+    format: Format | None = None  # like config.data.format
+    fields: FieldsConfig = dataclasses.field(default_factory=FieldsConfig)
+    csv: CsvConfig = dataclasses.field(default_factory=CsvConfig)
+    weight: float = 1.0  # how many samples come from it, relative to the sum of all weights
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < math.inf:
+            raise ConfigError(
+                f"config.data.mixture: the weight {self.weight} of {self.name!r} is not positive."
+            )
+        if self.source == "synthetic":
+            raise ConfigError("config.data.mixture: synthetic pairs cannot be mixed with others.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -290,6 +317,7 @@ class DataConfig:
     # validation, test.
     source: str = "emoji"
     format: Format | None = None  # of the source; None = by its name
+    mixture: tuple[PartConfig, ...] = ()  # several sources, for config.data.source = "mixture"
     cache: str = "~/.cache/contrastive"  # where data sets are prepared
     image_size: int = 32  # side of the pictures that the model sees, in pixels
     # How a picture becomes square: its middle, resized (square); resized, then the middle (clip);
@@ -321,6 +349,7 @@ class DataConfig:
             "csv": CsvConfig(),
             "fields": FieldsConfig(),
             "synthetic": SyntheticConfig(),
+            "mixture": (),
         }
         for name, default in defaults.items():
             used = kind is None or _GROUP_OF_FORMAT.get(kind, "fields") == name
@@ -329,6 +358,12 @@ class DataConfig:
                     f"config.data.{name} has no effect on the format {kind!r} of "
                     f"config.data.source = {self.source!r}."
                 )
+        names = [part.name for part in self.mixture]
+        if kind == "mixture" and (len(names) < 2 or len(set(names)) < len(names)):
+            raise ConfigError(
+                f"config.data.mixture has the parts {names}; a mixture needs two or more, each "
+                "with its own name."
+            )
         if kind != "emoji" and self.emoji != EmojiConfig():
             raise ConfigError(
                 f"config.data.emoji has no effect with config.data.source = {self.source!r}."
@@ -366,13 +401,13 @@ class DataConfig:
 
 
 def _format_of_name(source: str) -> Format | None:
-    if source in ("emoji", "synthetic"):
+    if source in ("emoji", "synthetic", "mixture"):
         return source
     if source.startswith("tfds:"):
         return "tfds"
     plain = re.sub(r"\{[^{}]*\}", "0", source)
     suffix = pathlib.PurePath(plain).suffix.lower()
-    suffix = re.sub(r"-[0-9?*]+-of-[0-9?*]+$", "", suffix)  # of files cut in shards
+    suffix = re.sub(r"-[0-9?*]+(-of-[0-9?*]+)?$", "", suffix)  # of files cut in shards
     return _FORMAT_OF_SUFFIX.get(suffix)
 
 

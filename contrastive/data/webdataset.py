@@ -42,6 +42,7 @@ from contrastive.errors import DataError
 _ON_FIRST_USE = 256  # so many tars are indexed without being asked
 _NEAR = 1 << 16  # members so close together are read at once
 _VERSION = 1
+_LOOKED_AT = 20  # JSON members that are looked at to see which values there are
 _log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 
@@ -173,7 +174,7 @@ def _member(name: str) -> str:
 
 
 def _first_sample_fields(shards: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The fields of the first tar that has samples, and the names in its first JSON member."""
+    """The fields of the first tar that has samples, and the names in its first JSON members."""
     probe = (Slot("json", ("json",), True),)
     for shard in shards:
         try:
@@ -183,13 +184,12 @@ def _first_sample_fields(shards: Sequence[str]) -> tuple[list[str], list[str]]:
         if not index.fields:
             continue
         found = [field for field, _ in sorted(index.fields.items(), key=lambda item: -item[1])]
-        names: list[str] = []
-        if len(index.rows):
-            block, size = (int(x) for x in index.rows.ravel()[:2])
+        names: dict[str, None] = {}
+        for row in index.rows[:_LOOKED_AT].tolist():
             with contextlib.suppress(ValueError):
-                value = json.loads(files.read_at(shard, block * BLOCK, size))
-                names = list(value) if isinstance(value, dict) else []
-        return found, names
+                value = json.loads(files.read_at(shard, row[0] * BLOCK, row[1]))
+                names |= dict.fromkeys(value) if isinstance(value, dict) else {}
+        return found, list(names)
     return [], []
 
 
