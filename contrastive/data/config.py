@@ -236,13 +236,32 @@ class CaptionConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class CropConfig:
+    """A random part of each training picture, resized, before anything else is done to it."""
+
+    # Share of the picture's area; None = the whole picture. (0.9, 1.0) is open_clip's, (0.2, 1.0)
+    # MoCo's, (0.08, 1.0) SimCLR's.
+    area: tuple[float, float] | None = None
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)  # width over height
+
+    def __post_init__(self) -> None:
+        if self.area is not None and not 0 < self.area[0] <= self.area[1] <= 1:
+            raise ConfigError(
+                f"config.data.crop.area = {self.area} has to be two shares, the smaller one first."
+            )
+        if not 0 < self.ratio[0] <= self.ratio[1]:
+            raise ConfigError(
+                f"config.data.crop.ratio = {self.ratio} has to be two positive ratios, the smaller "
+                "one first."
+            )
+        if self.area is None and self.ratio != (3 / 4, 4 / 3):
+            raise ConfigError("config.data.crop.ratio has no effect without config.data.crop.area.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class AugmentConfig:
     """How far training pictures are changed. 0 = off."""
 
-    # A random part of the picture, resized: its share of the area, and width over height. None =
-    # the whole picture. (0.9, 1.0) is open_clip's, (0.2, 1.0) MoCo's, (0.08, 1.0) SimCLR's.
-    crop_area: tuple[float, float] | None = None
-    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
     zoom: float = 0.2  # size times or divided by up to 1 + zoom
     stretch: float = 0.1  # width over height times or divided by up to 1 + stretch
     shift: float = 0.1  # moved by up to this share of the side, each way
@@ -259,23 +278,7 @@ class AugmentConfig:
     def __post_init__(self) -> None:
         shares = ("shift", "flip", "brightness", "contrast", "grayscale", "blur", "cutout")
         limits = {**dict.fromkeys(shares, 1.0), "rotate": 180.0, "hue": 180.0}
-        if self.crop_area is not None and not 0 < self.crop_area[0] <= self.crop_area[1] <= 1:
-            raise ConfigError(
-                f"config.data.augment.crop_area = {self.crop_area} has to be two shares, the "
-                "smaller one first."
-            )
-        if not 0 < self.crop_ratio[0] <= self.crop_ratio[1]:
-            raise ConfigError(
-                f"config.data.augment.crop_ratio = {self.crop_ratio} has to be two positive "
-                "ratios, the smaller one first."
-            )
-        if self.crop_area is None and self.crop_ratio != (3 / 4, 4 / 3):
-            raise ConfigError(
-                "config.data.augment.crop_ratio has no effect without crop_area beside it."
-            )
         for field in dataclasses.fields(self):
-            if field.name.startswith("crop_"):
-                continue
             value, limit = getattr(self, field.name), limits.get(field.name, math.inf)
             if not 0 <= value <= limit:
                 raise ConfigError(
@@ -290,8 +293,7 @@ class AugmentConfig:
 
     def room(self, image_size: int) -> int:
         """The side at which pictures wait for their geometry."""
-        waits = self.geometric and self.crop_area is None
-        return math.ceil(image_size * _ROOM) if waits else image_size
+        return math.ceil(image_size * _ROOM) if self.geometric else image_size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -330,6 +332,7 @@ class DataConfig:
     text_length: int = 16  # token ids a caption, begin and end included
     tokenizer: TokenizerConfig = dataclasses.field(default_factory=TokenizerConfig)
     captions: CaptionConfig = dataclasses.field(default_factory=CaptionConfig)
+    crop: CropConfig = dataclasses.field(default_factory=CropConfig)
     augment: AugmentConfig = dataclasses.field(default_factory=AugmentConfig)
     csv: CsvConfig = dataclasses.field(default_factory=CsvConfig)
     fields: FieldsConfig = dataclasses.field(default_factory=FieldsConfig)
@@ -379,6 +382,11 @@ class DataConfig:
             raise ConfigError(
                 f"config.data.max_bad_share = {self.max_bad_share} has to lie between 0 and 1."
             )
+
+    @property
+    def room(self) -> int:
+        """The side at which pictures wait for their geometry."""
+        return self.augment.room(self.image_size) if self.crop.area is None else self.image_size
 
     @property
     def kind(self) -> Format:

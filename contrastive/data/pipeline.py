@@ -152,8 +152,7 @@ class BatchLoader:
     def _dataset(self) -> grain.IterDataset[_Loaded]:
         index, count = self._part
         if isinstance(self._source, Mixture):
-            checked = isinstance(self.examples, Examples)
-            usable = self.examples.index if checked else None
+            usable = self.examples.index if isinstance(self.examples, Examples) else None
             order = self._source.order(usable, self._seed, self._batch_size)
         else:
             order = grain.MapDataset.range(len(self.examples))
