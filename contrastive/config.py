@@ -133,6 +133,8 @@ def to_dict(settings: Any) -> dict[str, Any]:
     def plain(value: Any) -> Any:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        if isinstance(value, tuple):
+            return tuple(plain(entry) for entry in value)
         return value
 
     return plain(settings)

@@ -5,7 +5,6 @@ import dataclasses
 import io
 import json
 import pathlib
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any, get_args
@@ -32,7 +31,7 @@ _SHEET = 64
 TARGETS = get_args(convert_lib.Target)
 
 
-def index(recipe: Recipe, *, workers: int, stream: Any = sys.stdout) -> int:
+def index(recipe: Recipe, *, workers: int, stream: Any = None) -> int:
     """Makes the index of webdataset tars, of each split that the source's name tells apart.
 
     Raises:
@@ -71,7 +70,7 @@ def inspect(
     output: pathlib.Path | None,
     most: int,
     as_json: bool,
-    stream: Any = sys.stdout,
+    stream: Any = None,
 ) -> int:
     """Prints what the training data is and writes a contact sheet of what reaches the model.
 
@@ -80,7 +79,7 @@ def inspect(
       output: The sheet, a page; None = ``data.html``.
       most: How many samples are looked at.
       as_json: Print one JSON object.
-      stream: Where to print.
+      stream: Where to print; None: standard output.
 
     Raises:
       UserError: There is no data, or the page cannot be written.
@@ -109,7 +108,7 @@ def stats(
     as_json: bool,
     plots: pathlib.Path | None,
     split: str,
-    stream: Any = sys.stdout,
+    stream: Any = None,
 ) -> int:
     """Prints lengths, duplicates and resolutions of a split; draws them.
 
@@ -140,7 +139,7 @@ def convert(
     output: pathlib.Path,
     shard_size: int,
     split: str,
-    stream: Any = sys.stdout,
+    stream: Any = None,
 ) -> int:
     """Writes a split in another format.
 

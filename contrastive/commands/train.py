@@ -18,7 +18,7 @@ from contrastive import mesh as mesh_lib
 from contrastive.assembly import Program, make_program
 from contrastive.commands import workdir as workdir_lib
 from contrastive.commands.evaluate import save_evaluation
-from contrastive.data.pipeline import open_batches, open_source
+from contrastive.data.pipeline import BatchLoader, open_batches, open_source
 from contrastive.data.tokenizer import Tokenizer, load_tokenizer
 from contrastive.evaluation.suite import evaluate, format_table
 from contrastive.inference import Model, build_towers
@@ -299,11 +299,21 @@ class _Run:
 
     def _log(self, step: int, metrics: dict[str, float]) -> None:
         self._measured(step, metrics)
+        metrics = metrics | self._data_counts()
         if self.metrics is not None:
             self.metrics.write(step, metrics)
         if self.tensorboard is not None:
             self.tensorboard.write(step, metrics)
         self.terminal.step(step, metrics)
+
+    def _data_counts(self) -> dict[str, float]:
+        """Epochs of a mixture's parts; samples that were skipped, if any (by this process)."""
+        if not isinstance(self.loader, BatchLoader):
+            return {}
+        counts = {f"data/{name}/epochs": n["epochs"] for name, n in self.loader.parts().items()}
+        if len(self.loader.errors):
+            counts["data/skipped"] = float(len(self.loader.errors))
+        return counts
 
     def _save(self, step: int, state: TrainState, data: dict[str, Any]) -> None:
         offset = 0 if self.metrics is None else self.metrics.offset()  # process 0 writes both

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float32, Float64, UInt8, UInt64
 from PIL import Image
 
-from contrastive.data.config import AugmentConfig
+from contrastive.data.config import AugmentConfig, CropConfig
 from contrastive.data.draws import uniform
 
 _TRIES = 10  # at a random part
@@ -57,7 +57,7 @@ def affine_coefficients(
 
 
 def random_part(
-    width: int, height: int, key: UInt64[np.ndarray, " 1"], config: AugmentConfig
+    width: int, height: int, key: UInt64[np.ndarray, " 1"], config: CropConfig
 ) -> tuple[int, int, int, int]:
     """A random rectangle: its share of the area is uniform, its width over height log-uniform.
 
@@ -67,14 +67,10 @@ def random_part(
     Returns:
       Left, top, right, bottom.
     """
-    assert config.crop_area is not None
+    assert config.area is not None
     u = uniform(key, "crop", 4 * _TRIES)[0].reshape(_TRIES, 4)
-    least, most = config.crop_ratio
-    areas = (
-        width
-        * height
-        * (config.crop_area[0] + u[:, 0] * (config.crop_area[1] - config.crop_area[0]))
-    )
+    least, most = config.ratio
+    areas = width * height * (config.area[0] + u[:, 0] * (config.area[1] - config.area[0]))
     ratios = np.exp(math.log(least) + u[:, 1] * (math.log(most) - math.log(least)))
     widths, heights = np.rint(np.sqrt(areas * ratios)), np.rint(np.sqrt(areas / ratios))
     fits = (widths >= 1) & (heights >= 1) & (widths <= width) & (heights <= height)

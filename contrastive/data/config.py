@@ -12,6 +12,7 @@ from contrastive.errors import ConfigError
 Format = Literal[
     "emoji",
     "synthetic",
+    "mixture",
     "csv",
     "tsv",
     "jsonl",
@@ -34,7 +35,13 @@ _FORMAT_OF_SUFFIX: dict[str, Format] = {
     ".tar": "webdataset",
 }
 # The group of settings that a format reads; the others read "fields".
-_GROUP_OF_FORMAT = {"csv": "csv", "tsv": "csv", "emoji": "emoji", "synthetic": "synthetic"}
+_GROUP_OF_FORMAT = {
+    "csv": "csv",
+    "tsv": "csv",
+    "emoji": "emoji",
+    "synthetic": "synthetic",
+    "mixture": "mixture",
+}
 _ROOM = 1.5  # pictures are kept this much larger than the tower's input while geometry is pending
 LEAST_VOCABULARY = 259  # 256 bytes, begin, end, padding
 
@@ -98,6 +105,26 @@ class FieldsConfig:
             )
         if not self.keywords_separator:
             raise ConfigError("config.data.fields.keywords_separator cannot be empty.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PartConfig:
+    """One source of a mixture."""
+
+    name: str  # how counters and messages call it
+    source: str  # like config.data.source
+    format: Format | None = None  # like config.data.format
+    fields: FieldsConfig = dataclasses.field(default_factory=FieldsConfig)
+    csv: CsvConfig = dataclasses.field(default_factory=CsvConfig)
+    weight: float = 1.0  # how many samples come from it, relative to the sum of all weights
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < math.inf:
+            raise ConfigError(
+                f"config.data.mixture: the weight {self.weight} of {self.name!r} is not positive."
+            )
+        if self.source == "synthetic":
+            raise ConfigError("config.data.mixture: synthetic pairs cannot be mixed with others.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -209,13 +236,32 @@ class CaptionConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class CropConfig:
+    """A random part of each training picture, resized, before anything else is done to it."""
+
+    # Share of the picture's area; None = the whole picture. (0.9, 1.0) is open_clip's, (0.2, 1.0)
+    # MoCo's, (0.08, 1.0) SimCLR's.
+    area: tuple[float, float] | None = None
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)  # width over height
+
+    def __post_init__(self) -> None:
+        if self.area is not None and not 0 < self.area[0] <= self.area[1] <= 1:
+            raise ConfigError(
+                f"config.data.crop.area = {self.area} has to be two shares, the smaller one first."
+            )
+        if not 0 < self.ratio[0] <= self.ratio[1]:
+            raise ConfigError(
+                f"config.data.crop.ratio = {self.ratio} has to be two positive ratios, the smaller "
+                "one first."
+            )
+        if self.area is None and self.ratio != (3 / 4, 4 / 3):
+            raise ConfigError("config.data.crop.ratio has no effect without config.data.crop.area.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class AugmentConfig:
     """How far training pictures are changed. 0 = off."""
 
-    # A random part of the picture, resized: its share of the area, and width over height. None =
-    # the whole picture. (0.9, 1.0) is open_clip's, (0.2, 1.0) MoCo's, (0.08, 1.0) SimCLR's.
-    crop_area: tuple[float, float] | None = None
-    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
     zoom: float = 0.2  # size times or divided by up to 1 + zoom
     stretch: float = 0.1  # width over height times or divided by up to 1 + stretch
     shift: float = 0.1  # moved by up to this share of the side, each way
@@ -232,23 +278,7 @@ class AugmentConfig:
     def __post_init__(self) -> None:
         shares = ("shift", "flip", "brightness", "contrast", "grayscale", "blur", "cutout")
         limits = {**dict.fromkeys(shares, 1.0), "rotate": 180.0, "hue": 180.0}
-        if self.crop_area is not None and not 0 < self.crop_area[0] <= self.crop_area[1] <= 1:
-            raise ConfigError(
-                f"config.data.augment.crop_area = {self.crop_area} has to be two shares, the "
-                "smaller one first."
-            )
-        if not 0 < self.crop_ratio[0] <= self.crop_ratio[1]:
-            raise ConfigError(
-                f"config.data.augment.crop_ratio = {self.crop_ratio} has to be two positive "
-                "ratios, the smaller one first."
-            )
-        if self.crop_area is None and self.crop_ratio != (3 / 4, 4 / 3):
-            raise ConfigError(
-                "config.data.augment.crop_ratio has no effect without crop_area beside it."
-            )
         for field in dataclasses.fields(self):
-            if field.name.startswith("crop_"):
-                continue
             value, limit = getattr(self, field.name), limits.get(field.name, math.inf)
             if not 0 <= value <= limit:
                 raise ConfigError(
@@ -263,8 +293,7 @@ class AugmentConfig:
 
     def room(self, image_size: int) -> int:
         """The side at which pictures wait for their geometry."""
-        waits = self.geometric and self.crop_area is None
-        return math.ceil(image_size * _ROOM) if waits else image_size
+        return math.ceil(image_size * _ROOM) if self.geometric else image_size
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -290,6 +319,7 @@ class DataConfig:
     # validation, test.
     source: str = "emoji"
     format: Format | None = None  # of the source; None = by its name
+    mixture: tuple[PartConfig, ...] = ()  # several sources, for config.data.source = "mixture"
     cache: str = "~/.cache/contrastive"  # where data sets are prepared
     image_size: int = 32  # side of the pictures that the model sees, in pixels
     # How a picture becomes square: its middle, resized (square); resized, then the middle (clip);
@@ -302,6 +332,7 @@ class DataConfig:
     text_length: int = 16  # token ids a caption, begin and end included
     tokenizer: TokenizerConfig = dataclasses.field(default_factory=TokenizerConfig)
     captions: CaptionConfig = dataclasses.field(default_factory=CaptionConfig)
+    crop: CropConfig = dataclasses.field(default_factory=CropConfig)
     augment: AugmentConfig = dataclasses.field(default_factory=AugmentConfig)
     csv: CsvConfig = dataclasses.field(default_factory=CsvConfig)
     fields: FieldsConfig = dataclasses.field(default_factory=FieldsConfig)
@@ -321,6 +352,7 @@ class DataConfig:
             "csv": CsvConfig(),
             "fields": FieldsConfig(),
             "synthetic": SyntheticConfig(),
+            "mixture": (),
         }
         for name, default in defaults.items():
             used = kind is None or _GROUP_OF_FORMAT.get(kind, "fields") == name
@@ -329,6 +361,12 @@ class DataConfig:
                     f"config.data.{name} has no effect on the format {kind!r} of "
                     f"config.data.source = {self.source!r}."
                 )
+        names = [part.name for part in self.mixture]
+        if kind == "mixture" and (len(names) < 2 or len(set(names)) < len(names)):
+            raise ConfigError(
+                f"config.data.mixture has the parts {names}; a mixture needs two or more, each "
+                "with its own name."
+            )
         if kind != "emoji" and self.emoji != EmojiConfig():
             raise ConfigError(
                 f"config.data.emoji has no effect with config.data.source = {self.source!r}."
@@ -344,6 +382,11 @@ class DataConfig:
             raise ConfigError(
                 f"config.data.max_bad_share = {self.max_bad_share} has to lie between 0 and 1."
             )
+
+    @property
+    def room(self) -> int:
+        """The side at which pictures wait for their geometry."""
+        return self.augment.room(self.image_size) if self.crop.area is None else self.image_size
 
     @property
     def kind(self) -> Format:
@@ -366,13 +409,13 @@ class DataConfig:
 
 
 def _format_of_name(source: str) -> Format | None:
-    if source in ("emoji", "synthetic"):
+    if source in ("emoji", "synthetic", "mixture"):
         return source
     if source.startswith("tfds:"):
         return "tfds"
     plain = re.sub(r"\{[^{}]*\}", "0", source)
     suffix = pathlib.PurePath(plain).suffix.lower()
-    suffix = re.sub(r"-[0-9?*]+-of-[0-9?*]+$", "", suffix)  # of files cut in shards
+    suffix = re.sub(r"-[0-9?*]+(-of-[0-9?*]+)?$", "", suffix)  # of files cut in shards
     return _FORMAT_OF_SUFFIX.get(suffix)
 
 

@@ -52,7 +52,7 @@ class _ArrayRecord:
     """Samples as ``tf.train.Example``, each in a chunk of its own: random reads are cheap."""
 
     def __init__(self, path: pathlib.Path) -> None:
-        from array_record.python import array_record_module
+        from array_record.python import array_record_module  # pyright: ignore
 
         self._writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1")
 
@@ -63,9 +63,8 @@ class _ArrayRecord:
             "caption": record["caption"].encode(),
             "key": more["key"].encode(),
             "keywords": [word.encode() for word in record["keywords"]],
+            "content_id": more["content_id"],
         }
-        if "content_id" in more:
-            features["content_id"] = more["content_id"]
         self._writer.write(make_example(features))
 
     def close(self) -> None:
@@ -74,8 +73,7 @@ class _ArrayRecord:
 
 def _more(record: Record) -> dict[str, Any]:
     key = record["key"].encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    more: dict[str, Any] = {"key": key, "keywords": list(record["keywords"])}
-    return more if record["id"] < 0 else more | {"content_id": record["id"]}
+    return {"key": key, "keywords": list(record["keywords"]), "content_id": record["id"]}
 
 
 def convert(

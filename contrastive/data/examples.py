@@ -93,8 +93,8 @@ def read_picture(
         if picture is not None:
             return picture
     image = decode_image(record["image"])
-    if config.preprocessing == "clip" and config.augment.crop_area is None:
-        return shaped(image, config.augment.room(config.image_size), "clip")
+    if config.preprocessing == "clip" and config.crop.area is None:
+        return shaped(image, config.room, "clip")
     box, size = cut(*image.size)
     if box != (0, 0, *image.size):
         image = image.crop(box)
@@ -105,15 +105,14 @@ def _cut(
     width: int, height: int, config: DataConfig, key: UInt64[np.ndarray, " 1"] | None
 ) -> tuple[tuple[int, int, int, int], int | None]:
     """Which part of a picture is taken, and the side to which it is resized (None = it is not)."""
-    augment = config.augment
-    if augment.crop_area is not None and key is not None:
-        return random_part(width, height, key, augment), config.image_size
+    if config.crop.area is not None and key is not None:
+        return random_part(width, height, key, config.crop), config.image_size
     if config.preprocessing == "siglip":
-        return (0, 0, width, height), augment.room(config.image_size)
+        return (0, 0, width, height), config.room
     side = min(width, height)
     left, top = (width - side) // 2, (height - side) // 2
-    room = augment.room(config.image_size)
-    small = augment.geometric and augment.crop_area is None and side <= room
+    room = config.room
+    small = config.augment.geometric and config.crop.area is None and side <= room
     return (left, top, left + side, top + side), None if small else room
 
 
@@ -135,9 +134,9 @@ def read_examples(
     Raises:
       DataError: There is no usable sample, or too many are not.
     """
-    room = config.augment.room(config.image_size)
+    room = config.room
     in_memory = len(source) * room * room * 4 <= config.memory_mib << 20
-    in_memory &= config.augment.crop_area is None  # each epoch takes other parts
+    in_memory &= config.crop.area is None  # each epoch takes other parts
     errors, rows = _errors_of_index(source), _Rows()
     total = len(source) + len(errors)
     read = functools.partial(read_picture, config=config)

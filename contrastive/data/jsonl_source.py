@@ -1,6 +1,8 @@
 """JSON Lines: one object a line, read at random places through the lines' offsets."""
 
+import contextlib
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +16,8 @@ from contrastive.data.fields import Fields
 from contrastive.data.records import DataErrors, Record, SampleError
 from contrastive.data.splits import rows_of_split
 from contrastive.errors import DataError
+
+_LOOKED_AT = 1000  # lines that are looked at to see which fields there are
 
 
 class JsonlSource:
@@ -83,7 +87,7 @@ def open_jsonl(pattern: str, split: str, config: FieldsConfig) -> JsonlSource:
     places: list[tuple[int, int, int]] = []
     numbers: list[int] = []
     rows: list[tuple[str | None, object, str]] = []
-    fields: Fields | None = None
+    fields = _settle(pattern, paths, config)
     for file, path in enumerate(paths):
         for number, offset, line in _lines(path):
             places.append((file, offset, len(line)))
@@ -93,12 +97,7 @@ def open_jsonl(pattern: str, split: str, config: FieldsConfig) -> JsonlSource:
             except ValueError:
                 rows.append((None, None, ""))  # is named and counted when it is read
                 continue
-            fields = fields or Fields(config, row, path)
             rows.append((None, None, "") if named else _about(row, path, fields))
-    if not places:
-        raise DataError(f"{pattern} holds no lines.")
-    if fields is None:
-        raise DataError(f"{pattern} is not JSON Lines: no line is an object in braces.")
     chosen: slice | np.ndarray = slice(None)
     if not named:
         has_splits = config.split in fields.found
@@ -113,6 +112,21 @@ def open_jsonl(pattern: str, split: str, config: FieldsConfig) -> JsonlSource:
         )
     table = np.array(places, np.int64).reshape(-1, 3)
     return JsonlSource(paths, table[chosen], np.array(numbers, np.int64)[chosen], fields)
+
+
+def _settle(pattern: str, paths: list[str], config: FieldsConfig) -> Fields:
+    """Which field is which, by what the first lines have."""
+    lines = (line for path in paths for _, _, line in _lines(path))
+    looked_at, found = 0, dict[str, None]()
+    for line in itertools.islice(lines, _LOOKED_AT):
+        looked_at += 1
+        with contextlib.suppress(ValueError):
+            found |= dict.fromkeys(parse_line(line))
+    if not looked_at:
+        raise DataError(f"{pattern} holds no lines.")
+    if not found:
+        raise DataError(f"{pattern} is not JSON Lines: no line is an object in braces.")
+    return Fields(config, found, pattern)
 
 
 def _lines(path: str) -> Iterator[tuple[int, int, bytes]]:

@@ -30,6 +30,7 @@ from contrastive.data.examples import (
     read_examples,
     read_picture,
 )
+from contrastive.data.mixture import Mixture
 from contrastive.data.records import SampleError, Source
 from contrastive.data.sources import open_source
 from contrastive.data.synthetic import SyntheticLoader
@@ -81,7 +82,8 @@ class BatchLoader:
 
     Attributes:
       errors: The samples that were skipped, as far as this process knows.
-      steps_per_epoch, dropped_per_epoch: How the epoch divides.
+      steps_per_epoch, dropped_per_epoch: How the epoch divides. Of a mixture, an epoch is as many
+        samples as all parts have, and each part has its own (:meth:`parts`).
       truncated_captions: Captions cut in the rows that this loader has delivered.
     """
 
@@ -149,8 +151,13 @@ class BatchLoader:
 
     def _dataset(self) -> grain.IterDataset[_Loaded]:
         index, count = self._part
-        order = grain.MapDataset.range(len(self.examples)).shuffle(seed=shuffle_seed(self._seed))
-        order = order[: self.steps_per_epoch * self._batch_size].repeat()
+        if isinstance(self._source, Mixture):
+            usable = self.examples.index if isinstance(self.examples, Examples) else None
+            order = self._source.order(usable, self._seed, self._batch_size)
+        else:
+            order = grain.MapDataset.range(len(self.examples))
+            order = order.shuffle(seed=shuffle_seed(self._seed))
+            order = order[: self.steps_per_epoch * self._batch_size].repeat()
         parts = order.batch(self._rows, drop_remainder=True, batch_fn=list)
         ahead = self._config.prefetch
         threads = min(self._config.threads, ahead)
@@ -218,6 +225,15 @@ class BatchLoader:
     def epoch(self) -> int:
         """The epoch that the next batch belongs to."""
         return self.step // self.steps_per_epoch
+
+    def parts(self) -> dict[str, dict[str, int | float]]:
+        """Of a mixture, samples delivered and epochs completed of each part, over all processes."""
+        if not isinstance(self._source, Mixture):
+            return {}
+        edges = self._source.starts
+        if isinstance(self.examples, Examples):
+            edges = np.searchsorted(self.examples.index, edges)
+        return self._source.counts(self.step * self._batch_size, np.diff(edges).tolist())
 
     def state(self) -> dict[str, Any]:
         """The position, ready for JSON. It does not depend on the process or their number."""

@@ -1,10 +1,12 @@
 """The reader that the settings name, and its splits."""
 
+import dataclasses
 import pathlib
 
 from contrastive.data import files
 from contrastive.data.config import DataConfig
 from contrastive.data.csv_source import CsvSource, read_csv
+from contrastive.data.mixture import Mixture
 from contrastive.data.records import Source, Subset
 from contrastive.data.splits import content_ids, rows_of_split
 from contrastive.errors import DataError
@@ -27,11 +29,35 @@ def open_source(config: DataConfig, split: str) -> Source:
         if split != "train":
             raise DataError(f"synthetic pairs have only the split 'train', not {split!r}.")
         return SyntheticSource(config)
+    if kind == "mixture":
+        return _open_mixture(config, split)
     if kind in ("csv", "tsv"):
         return _open_csv(config, split, kind)
     from contrastive.data import readers  # brings libraries that the formats above do without
 
     return readers.open_reader(config, kind, split)
+
+
+def _open_mixture(config: DataConfig, split: str) -> Mixture:
+    """All parts in training; for evaluation those that have the split."""
+    parts: list[tuple[str, float, Source]] = []
+    for part in config.mixture:
+        own = dataclasses.replace(
+            config,
+            source=part.source,
+            format=part.format,
+            fields=part.fields,
+            csv=part.csv,
+            mixture=(),
+        )
+        try:
+            parts.append((part.name, part.weight, open_source(own, split)))
+        except DataError:
+            if split == "train":
+                raise
+    if not parts:
+        raise DataError(f"no part of the mixture has the split {split!r}.")
+    return Mixture(parts)
 
 
 def _open_csv(config: DataConfig, split: str, kind: str) -> Source:

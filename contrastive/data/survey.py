@@ -25,7 +25,7 @@ _SIGNATURES = {
     "bmp": (b"BM",),
 }
 _QUANTILES = {"least": 0.0, "p5": 0.05, "median": 0.5, "p95": 0.95, "most": 1.0}
-STAGES = ("read", "decode", "resize", "tokenize")
+STAGES: tuple[str, ...] = ("read", "decode", "resize", "tokenize")
 
 
 def picture_kind(data: bytes) -> str:
@@ -159,7 +159,7 @@ class _Look:
         self.sizes: list[int] = []
         self.kinds: list[str] = []
         self.digests: list[bytes] = []
-        self.seconds = dict.fromkeys(STAGES, 0.0)
+        self.seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
 
     def at(self, index: int) -> None:
         key = f"sample {index}"

@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from contrastive.data.records import Record, SampleError
 
@@ -43,6 +43,8 @@ def decode_image(data: bytes) -> Image.Image:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise SampleError("image too large", str(error)) from error
+    except UnidentifiedImageError as error:
+        raise SampleError("decode error", "no known format") from error
     except Exception as error:  # the decoders of hostile data raise whatever they like
         raise SampleError("decode error", f"{type(error).__name__}: {error}") from error
 

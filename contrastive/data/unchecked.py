@@ -80,8 +80,7 @@ class UncheckedExamples:
         read: Callable[[Record, UInt64[np.ndarray, " 1"]], Image.Image],
     ) -> None:
         self._source, self._read = source, read
-        room = config.augment.room(config.image_size)
-        self._blank = Image.new("RGB", (room, room))
+        self._blank = Image.new("RGB", (config.room, config.room))
         self.fingerprint = _fingerprint(source)
 
     def __len__(self) -> int:

@@ -42,6 +42,7 @@ from contrastive.errors import DataError
 _ON_FIRST_USE = 256  # so many tars are indexed without being asked
 _NEAR = 1 << 16  # members so close together are read at once
 _VERSION = 1
+_LOOKED_AT = 20  # JSON members that are looked at to see which values there are
 _log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
 
@@ -59,7 +60,8 @@ class TarIndex:
     Attributes:
       shards: The tars.
       starts: Number of the first sample of each tar, and the number of all.
-      table: For each sample, block and size of its members, and 32 bits of its key's hash.
+      table: For each sample, block and size of its members.
+      hashes: For each sample, 32 bits of its key's hash.
       members: The field of each member; the first is the image's and may be any of several.
       errors: Samples that are left out.
       fingerprint: A digest of all of it.
@@ -72,12 +74,9 @@ class TarIndex:
         self.members: list[str] = about["members"]
         self.fingerprint: str = about["fingerprint"]
         self.notes: list[str] = about["notes"]
-        shape = (int(self.starts[-1]), 2 * len(self.members) + 1)
-        self.table: UInt32[np.ndarray, "n columns"] = (
-            np.memmap(folder / "samples.bin", np.uint32, "r", shape=shape)
-            if shape[0]
-            else np.zeros(shape, np.uint32)
-        )
+        count = int(self.starts[-1])
+        self.table = _mapped(folder / "samples.bin", (count, 2 * len(self.members)))
+        self.hashes = _mapped(folder / "keys.bin", (count,))
         self.errors = DataErrors()
         named: dict[str, int] = {}
         for key, reason, detail in about["bad"]:
@@ -88,6 +87,11 @@ class TarIndex:
 
     def __len__(self) -> int:
         return int(self.starts[-1])
+
+
+def _mapped(path: pathlib.Path, shape: tuple[int, ...]) -> UInt32[np.ndarray, "..."]:
+    """Numbers of a file, read where they are looked at."""
+    return np.memmap(path, np.uint32, "r", shape=shape) if shape[0] else np.zeros(shape, np.uint32)
 
 
 def tar_index(
@@ -113,10 +117,7 @@ def tar_index(
       DataError: Tars are missing, none holds a sample with image and caption, or there is no index
         of very many tars yet.
     """
-    shards = files.expand(pattern, (".tar",))
-    stamps = [(0, 0) if files.is_remote(shard) else files.stamp(shard) for shard in shards]
-    described = json.dumps([_VERSION, shards, stamps, _names_in(config)])
-    digest = hashlib.blake2b(described.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
+    shards, digest = _identify(pattern, config)
     folder = cache / f"webdataset-{digest}"
     layout = _layout(pattern, shards, config)
     if not folder.is_dir():
@@ -138,6 +139,16 @@ def tar_index(
             "to those that hold them."
         )
     return index, layout.fields
+
+
+def _identify(pattern: str, config: FieldsConfig) -> tuple[list[str], str]:
+    """The tars, and a digest of their names, sizes and times and of what is read of them."""
+    shards = files.expand(pattern, (".tar",))
+    stamps = [(0, 0) if files.is_remote(shard) else files.stamp(shard) for shard in shards]
+    described = json.dumps([_VERSION, shards, stamps, _names_in(config)])
+    return shards, hashlib.blake2b(
+        described.encode("utf-8", "surrogatepass"), digest_size=12
+    ).hexdigest()
 
 
 def _names_in(config: FieldsConfig) -> list[str | None]:
@@ -173,7 +184,7 @@ def _member(name: str) -> str:
 
 
 def _first_sample_fields(shards: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The fields of the first tar that has samples, and the names in its first JSON member."""
+    """The fields of the first tar that has samples, and the names in its first JSON members."""
     probe = (Slot("json", ("json",), True),)
     for shard in shards:
         try:
@@ -183,13 +194,12 @@ def _first_sample_fields(shards: Sequence[str]) -> tuple[list[str], list[str]]:
         if not index.fields:
             continue
         found = [field for field, _ in sorted(index.fields.items(), key=lambda item: -item[1])]
-        names: list[str] = []
-        if len(index.rows):
-            block, size = (int(x) for x in index.rows.ravel()[:2])
+        names: dict[str, None] = {}
+        for row in np.asarray(index.rows[:_LOOKED_AT], np.int64):
             with contextlib.suppress(ValueError):
-                value = json.loads(files.read_at(shard, block * BLOCK, size))
-                names = list(value) if isinstance(value, dict) else []
-        return found, names
+                value = json.loads(files.read_at(shard, int(row[0]) * BLOCK, int(row[1])))
+                names |= dict.fromkeys(value) if isinstance(value, dict) else {}
+        return found, list(names)
     return [], []
 
 
@@ -214,9 +224,13 @@ def _build(
     }
     content = hashlib.blake2b(digest.encode(), digest_size=8)
     try:
-        with open(temporary / "samples.bin", "wb") as table:
+        with (
+            open(temporary / "samples.bin", "wb") as table,
+            open(temporary / "keys.bin", "wb") as keys,
+        ):
             for done, (shard, index) in enumerate(_indices(shards, slots, workers), 1):
-                table.write(index.rows.tobytes())
+                table.write(index.rows[:, :-1].tobytes())
+                keys.write(index.rows[:, -1].tobytes())
                 content.update(hashlib.blake2b(index.rows.tobytes(), digest_size=16).digest())
                 _add(about, shard, index)
                 if progress is not None:
@@ -359,6 +373,6 @@ def held_out(index: TarIndex, share: float, part: int = 1 << 20) -> Bool[np.ndar
     """Which samples belong to the validation split, by the hash of their keys."""
     mask = np.empty(len(index), bool)
     for begin in range(0, len(index), part):
-        hashes = index.table[begin : begin + part, -1]
+        hashes = index.hashes[begin : begin + part]
         mask[begin : begin + part] = hashes < share * 2.0**32
     return mask

@@ -72,7 +72,7 @@ def test_inspect_prints_what_the_data_is(call, pairs, tmp_path):
     about = json.loads(printed)
     assert about["format"] == "jsonl"
     assert about["splits"] == {"train": 20}
-    assert about["fields"] == ["image", "caption", "tags"]
+    assert about["fields"] == ["image", "caption", "tags", "content_id"]
     assert (about["samples"], about["looked_at"]) == (20, 18)
     assert about["errors"] == {"decode error": 1, "empty caption": 1}
     assert set(about["microseconds"]) == {"read", "decode", "resize", "tokenize"}
@@ -84,7 +84,12 @@ def test_inspect_prints_what_the_data_is(call, pairs, tmp_path):
     assert sheet.count("<figure") == 18
     assert "18 of 20 samples as they reach the model" in sheet
     status, printed, _ = call("inspect", pairs, ALL, f"--output={page}")
-    for words in ("train 20", "fields: image, caption, tags", "decode error", "“thing number 0”"):
+    for words in (
+        "train 20",
+        "fields: image, caption, tags, content_id",
+        "decode error",
+        "“thing number 0”",
+    ):
         assert words in printed
 
 
@@ -110,7 +115,8 @@ def test_stats(call, pairs, tmp_path):
     assert about["height"]["median"] == 24
     assert about["caption_characters"]["most"] == 199
     assert about["caption_tokens"]["most"] == 20
-    assert Image.open(about["plot"]).size[0] > 500
+    with Image.open(about["plot"]) as plot:
+        assert plot.width > 500
     status, printed, _ = call("stats", pairs, ALL, "--most=4")
     assert status == 0
     assert "3 of 20 samples" in printed or "4 of 20 samples" in printed

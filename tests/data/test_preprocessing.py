@@ -11,7 +11,7 @@ from PIL import Image
 
 from contrastive.data import fast, transforms
 from contrastive.data.augment import random_part
-from contrastive.data.config import AugmentConfig, DataConfig
+from contrastive.data.config import AugmentConfig, CropConfig, DataConfig
 from contrastive.data.draws import example_keys
 from contrastive.data.examples import read_picture
 from contrastive.data.pipeline import BatchLoader, load_tokenizer
@@ -21,9 +21,7 @@ from contrastive.errors import ConfigError
 from contrastive.recipe import load_recipe
 
 ROOT = pathlib.Path(__file__).parents[2]
-OFF = dict.fromkeys(
-    (f.name for f in dataclasses.fields(AugmentConfig) if not f.name.startswith("crop")), 0.0
-)
+OFF = dict.fromkeys((f.name for f in dataclasses.fields(AugmentConfig)), 0.0)
 needs_fast = pytest.mark.skipif(not fast.available(), reason="contrastive[fast] is not installed")
 
 
@@ -109,15 +107,13 @@ def test_B11_extreme_shapes(rule):
         assert pixels.size == (224, 224)
         assert (np.asarray(pixels) == (10, 20, 30)).all()
         assert peak < 50e6
-        box = random_part(
-            *size, example_keys(0, np.arange(1)), AugmentConfig(crop_area=(0.08, 1.0))
-        )
+        box = random_part(*size, example_keys(0, np.arange(1)), CropConfig(area=(0.08, 1.0)))
         assert box[0] < box[2] <= size[0]
         assert box[1] < box[3] <= size[1]
 
 
 def test_random_parts_have_the_area_and_ratio_that_are_set():
-    config = AugmentConfig(crop_area=(0.2, 0.6), crop_ratio=(0.5, 2.0))
+    config = CropConfig(area=(0.2, 0.6), ratio=(0.5, 2.0))
     keys = example_keys(3, np.arange(2000))
     boxes = np.array([random_part(400, 300, keys[i : i + 1], config) for i in range(2000)])
     widths, heights = (boxes[:, 2:] - boxes[:, :2]).T
@@ -131,22 +127,22 @@ def test_random_parts_have_the_area_and_ratio_that_are_set():
     assert boxes[:, 2].max() == 400
     assert boxes[:, 3].max() == 300
     assert len({tuple(box) for box in boxes.tolist()}) > 1950
-    narrow = AugmentConfig(crop_area=(1.0, 1.0))  # nothing fits into 100 x 10: the middle part
+    narrow = CropConfig(area=(1.0, 1.0))  # nothing fits into 100 x 10: the middle part
     assert random_part(100, 10, keys[:1], narrow) == (43, 0, 56, 10)
 
 
 @pytest.mark.parametrize(
     "fields,words",
     [
-        ({"crop_area": (0.5, 0.2)}, "crop_area"),
-        ({"crop_area": (0.0, 0.2)}, "crop_area"),
-        ({"crop_area": (0.5, 1.0), "crop_ratio": (2.0, 1.0)}, "crop_ratio"),
-        ({"crop_ratio": (1.0, 1.0)}, "crop_ratio has no effect"),
+        ({"area": (0.5, 0.2)}, "area"),
+        ({"area": (0.0, 0.2)}, "area"),
+        ({"area": (0.5, 1.0), "ratio": (2.0, 1.0)}, "ratio"),
+        ({"ratio": (1.0, 1.0)}, "ratio has no effect"),
     ],
 )
 def test_settings_that_cannot_be(fields, words):
     with pytest.raises(ConfigError, match=words):
-        AugmentConfig(**fields)
+        CropConfig(**fields)
 
 
 @pytest.mark.parametrize("check", ["before", "during"])
@@ -162,7 +158,11 @@ def test_parts_belong_to_the_example_and_change_every_epoch(make_records, check)
 
     source = Indexed(make_records(8))
     config = DataConfig(
-        image_size=8, text_length=8, check=check, augment=AugmentConfig(crop_area=(0.1, 0.5), **OFF)
+        image_size=8,
+        text_length=8,
+        check=check,
+        crop=CropConfig(area=(0.1, 0.5)),
+        augment=AugmentConfig(**OFF),
     )
     tokenizer = load_tokenizer(config, source)
 
@@ -199,14 +199,17 @@ def paths(data, image_size=96, **crop):
     """The picture by each way of decoding."""
     for decoding in ("evaluation", "train", "train_fast"):
         config = DataConfig(
-            image_size=image_size, decoding=decoding, augment=AugmentConfig(**(OFF | crop))
+            image_size=image_size,
+            decoding=decoding,
+            augment=AugmentConfig(**OFF),
+            crop=CropConfig(**crop),
         )
         key = example_keys(0, np.arange(1))
         yield np.asarray(read_picture({"image": data}, config, key)).astype(int)
 
 
 @needs_fast
-@pytest.mark.parametrize("crop", [{}, {"crop_area": (0.3, 1.0)}], ids=["middle", "part"])
+@pytest.mark.parametrize("crop", [{}, {"area": (0.3, 1.0)}], ids=["middle", "part"])
 def test_fast_paths_are_close(crop):
     worst, off = 0, []
     for seed in range(12):

@@ -5,7 +5,6 @@ import json
 import logging
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -16,6 +15,8 @@ from contrastive.data.records import DataErrors, InMemorySource, SampleError
 from contrastive.errors import DataError
 from contrastive.objectives import LossConfig, make_objective
 from contrastive.towers import TwoTower, TwoTowerConfig
+from contrastive.towers.convnet import ConvTowerConfig
+from contrastive.towers.text import TextTransformerConfig
 
 CONFIG = DataConfig(image_size=8, text_length=8, check="during")
 
@@ -124,7 +125,8 @@ def test_bad_samples_are_listed_once_over_resumptions(open_loader, spoiled, tmp_
         return loader
 
     def listed(path=log):
-        return sorted((e["index"], e["key"], e["reason"]) for e in map(json.loads, path.open()))
+        entries = map(json.loads, path.read_text().splitlines())
+        return sorted((e["index"], e["key"], e["reason"]) for e in entries)
 
     expected = [
         (-1, "a.tar/0002", "no image"),
@@ -215,35 +217,38 @@ def test_equal_captions_and_equal_ids_are_equal_content(open_loader, make_record
     assert len(set(ids.values())) == 18
 
 
-@pytest.mark.parametrize("loss", ["clip", "siglip", "info_nce"])
-def test_rows_of_weight_0_leave_loss_and_gradient_alone(open_loader, spoiled, loss):
+def test_rows_of_weight_0_leave_loss_and_gradient_alone(open_loader, spoiled):
     """The loss of a batch with a bad row is the loss of the batch without that row."""
     loader = open_loader(Indexed(spoiled))
     batch = next(b for b in take(loader, 10) if 42 in b["example"])
     keep = batch["weight"] > 0
     assert keep.sum() == 9
+    config = TwoTowerConfig(
+        embedding_dim=4,
+        image=ConvTowerConfig(widths=(4,)),
+        text=TextTransformerConfig(width=8, depth=1, heads=1),
+    )
     model = TwoTower(
-        TwoTowerConfig(embedding_dim=8),
+        config,
         image_size=8,
         text_length=8,
-        vocabulary_size=4096,
+        vocabulary_size=400,
         pad_id=0,
         scale_init=10.0,
-        bias_init=-10.0 if loss == "siglip" else None,
+        bias_init=None,
         rngs=nnx.Rngs(0),
     )
     graphdef, params = nnx.split(model)
-    objective = make_objective(LossConfig(name=loss))
+    objective = make_objective(LossConfig(name="clip"))
 
-    def value(params, rows):
-        arrays = {k: jnp.asarray(v[rows]) for k, v in batch.items() if k != "example"}
-        if rows is keep:
-            del arrays["weight"]
+    def value(params, arrays):
         return objective(nnx.merge(graphdef, params), arrays, jax.random.key(0))
 
-    step = jax.value_and_grad(value, has_aux=True)
-    (a, metrics_a), grad_a = step(params, slice(None))
-    (b, metrics_b), grad_b = step(params, keep)
+    step = jax.jit(jax.value_and_grad(value, has_aux=True))
+    arrays = {name: x for name, x in batch.items() if name != "example"}
+    (a, metrics_a), grad_a = step(params, arrays)
+    small = {name: x[keep] for name, x in arrays.items() if name != "weight"}
+    (b, metrics_b), grad_b = step(params, small)
     np.testing.assert_allclose(a, b, rtol=1e-5)
     for x, y in zip(jax.tree.leaves(grad_a), jax.tree.leaves(grad_b), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-5)
