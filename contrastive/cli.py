@@ -321,11 +321,12 @@ def _supervise(restarts: int, wait: float) -> int:
     from contrastive.training.supervisor import Supervisor, without_option
 
     command = [sys.executable, *without_option(sys.orig_argv[1:], "--restarts")]
+    again = [argument for argument in command if argument != "--new"]  # the new run, not a newer
 
     def say(text: str) -> None:
         print(f"contrastive train: {text}", file=sys.stderr, flush=True)
 
-    return Supervisor(command, restarts, say=say, wait=wait).run()
+    return Supervisor(command, restarts, say=say, wait=wait, again=again).run()
 
 
 def _plan(options: argparse.Namespace) -> int:

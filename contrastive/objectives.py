@@ -57,6 +57,12 @@ class LossConfig:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"config.loss.{name} = {value} has to be positive.")
+        limit, (start, _) = scale_limit(self), start_values(self, 2)
+        if limit is not None and start > limit:
+            raise ConfigError(
+                f"config.loss.scale_init = {start:g} is above the limit, config.loss.max_scale = "
+                f"{limit:g}."
+            )
 
 
 def scale_limit(config: LossConfig) -> float | None:

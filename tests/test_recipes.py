@@ -41,6 +41,8 @@ def test_a_recipe_survives_the_way_through_its_file(tmp_path):
     [
         ("--config.loss.bias_init=-5.0", "config.loss.bias_init"),
         ("--config.loss.block_rows=64", "config.loss.exchange"),
+        ("--config.loss.scale_init=200.0", "scale_init = 200 is above the limit"),
+        ("--config.loss.max_scale=10.0", r"scale_init = 14.2857 is above the limit"),
         ("--config.stop_at=5000", "config.stop_at"),
         ("--config.model.image.kind=vti", "did you mean 'vit'"),
         ("--config.data.csv.imag=x", "did you mean 'image'"),

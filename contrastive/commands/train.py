@@ -172,7 +172,7 @@ class _Run:
             self.checkpoints.wait()
             if step < recipe.total_steps:
                 return self._stopped(step)
-            self._finish(state)
+            self._finish(state, trained=start < stop)
         return 0
 
     def _loader(self) -> Any:
@@ -235,7 +235,10 @@ class _Run:
         parameters, changed = project_log_scale(state.parameters, limit)
         if changed:
             self.terminal.say(f"The restored scale was above {limit:g} and has been set to it.")
-        return dataclasses.replace(state, parameters=parameters)
+        average = state.average
+        if average is not None:
+            average, _ = project_log_scale(average, limit)
+        return dataclasses.replace(state, parameters=parameters, average=average)
 
     def _train(
         self, state: TrainState, program: Program, start: int, stop: int
@@ -281,6 +284,7 @@ class _Run:
                     hooks,
                     start=start,
                     stop=stop,
+                    total=recipe.total_steps,
                 )
             except loop.NonFiniteLoss as error:
                 self.checkpoints.wait()
@@ -350,7 +354,8 @@ class _Run:
         )
         return 128 + number if number else 0
 
-    def _finish(self, state: TrainState) -> None:
+    def _finish(self, state: TrainState, *, trained: bool) -> None:
+        """The final evaluation and the report; a run that was finished before shows its own."""
         self.terminal.close()
         model = self._model(state)
         with contextlib.ExitStack() as stack:
@@ -359,7 +364,7 @@ class _Run:
             if not self.processes.first:
                 target = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
                 write_recipe(target, self.recipe)
-            here = "yes" if self._evaluation.exists() else ""
+            here = "yes" if self._evaluation.exists() and not trained else ""
             done = self.processes.gather(here, "looking for the evaluation")[0]
             if done:
                 results = json.loads(self._evaluation.read_text())

@@ -11,13 +11,23 @@ from contrastive.errors import UserError
 
 
 def set_aside(workdir: pathlib.Path) -> pathlib.Path | None:
-    """Renames an existing run to ``NAME.old-1`` (or the next free number); nothing is deleted."""
+    """Renames an existing run to ``NAME.old-1`` (or the next free number); nothing is deleted.
+
+    Raises:
+      UserError: The folder is not that of a run, or another process trains in it.
+    """
     if not workdir.exists():
         return None
+    if not (workdir / "config.json").exists() and any(workdir.iterdir()):
+        raise UserError(
+            f"{workdir} is not empty and not the folder of a run, so --new does not move it away; "
+            "choose another --workdir."
+        )
     number = 1
     while (target := workdir.with_name(f"{workdir.name}.old-{number}")).exists():
         number += 1
-    workdir.rename(target)
+    with opened(workdir):
+        workdir.rename(target)
     return target
 
 

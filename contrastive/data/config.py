@@ -339,7 +339,8 @@ class DataConfig:
     emoji: EmojiConfig = dataclasses.field(default_factory=EmojiConfig)
     synthetic: SyntheticConfig = dataclasses.field(default_factory=SyntheticConfig)
     # When samples are checked: all before the first batch, and bad ones are left out; or as they
-    # come, and the row of a bad one gets weight 0. auto = before, up to 50,000 samples.
+    # come, and the row of a bad one gets weight 0. auto = before, up to 50,000 samples and for
+    # tables in text, which have no index.
     check: Literal["auto", "before", "during"] = "auto"
     max_bad_share: float = 0.1  # a run does not start, or stops, if more samples are unusable
     memory_mib: int = 1024  # decoded pictures stay in memory if they fit in so much

@@ -31,7 +31,7 @@ from contrastive.data.examples import (
     read_picture,
 )
 from contrastive.data.mixture import Mixture
-from contrastive.data.records import SampleError, Source
+from contrastive.data.records import IndexedSource, SampleError, Source
 from contrastive.data.sources import open_source
 from contrastive.data.synthetic import SyntheticLoader
 from contrastive.data.tokenizer import Tokenizer, load_tokenizer
@@ -128,7 +128,8 @@ class BatchLoader:
         self._part = (process_index, process_count)
         self.examples: Examples | UncheckedExamples
         self._account: Account | None = None
-        if config.check == "before" or (config.check == "auto" and len(source) <= _BEFORE):
+        small = len(source) <= _BEFORE or not isinstance(source, IndexedSource)
+        if config.check == "before" or (config.check == "auto" and small):
             log = error_log if process_index == 0 else None
             self.examples = read_examples(source, config, error_log=log, progress=progress)
             self.errors = self.examples.errors

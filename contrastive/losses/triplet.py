@@ -1,6 +1,6 @@
 """Triplet loss with a margin on Euclidean distances."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from contrastive.losses.common import (
 )
 
 _BLOCK_COLS = 512  # columns of a tile of distances
+Mining = Literal["given", "batch_hard", "batch_all"]
 
 
 def triplet_loss(
@@ -26,7 +27,7 @@ def triplet_loss(
     negatives: Float[Array, "batch dim"] | Float[Array, "batch k dim"] | None = None,
     *,
     margin: float = 1.0,
-    mining: Literal["given", "batch_hard", "batch_all"] = "given",
+    mining: Mining = "given",
     ids: Ids | None = None,
     weights: Weights | None = None,
 ) -> Float[Array, ""]:
@@ -58,8 +59,8 @@ def triplet_loss(
       ``Σ w_i l_i / Σ w_i``; 0 when nothing exists. An anchor without negatives has loss 0.
 
     Raises:
-      ValueError: Shapes that don't fit; ``negatives`` with mining or missing without; ``ids``
-        without mining.
+      ValueError: An unknown mining; shapes that don't fit; ``negatives`` with mining or missing
+        without; ``ids`` without mining.
 
     References:
       Reimers & Gurevych, Sentence-BERT, 2019. Hermans et al., In Defense of the Triplet Loss for
@@ -69,6 +70,8 @@ def triplet_loss(
     check_ids("ids", ids)
     ids = None if ids is None else jnp.asarray(ids)
     weights = None if weights is None else jnp.asarray(weights)
+    if mining not in get_args(Mining):
+        raise ValueError(f"mining = {mining!r}; choose one of {', '.join(get_args(Mining))}.")
     if (mining == "given") != (negatives is not None):
         raise ValueError(
             f"triplet_loss takes negatives with mining='given' only; mining is {mining!r} and "

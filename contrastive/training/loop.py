@@ -62,8 +62,11 @@ def run(
     *,
     start: int,
     stop: int,
+    total: int,
 ) -> tuple[TrainState, int]:
     """Trains from step ``start`` to step ``stop`` or until a stop is requested, and saves.
+
+    At step ``total``, the end of the run, the full evaluation follows, so there is no quick one.
 
     The step is dispatched asynchronously; while it runs the next batch is fetched, and the numbers
     of the step before come to the host.
@@ -74,7 +77,7 @@ def run(
     Raises:
       NonFiniteLoss: Names the step. The last checkpoint is from before it.
     """
-    meter = _Meter(start, hooks, schedule)
+    meter = _Meter(hooks, schedule, total)
     step = start
     position = batches.state()
     batch = to_device(meter.waiting(batches), sharding) if step < stop else None
@@ -91,7 +94,7 @@ def run(
         meter.add(step, size, metrics)
         due = {
             "save": last or _due(step, hooks.save_every),
-            "evaluate": _due(step, hooks.evaluate_every) and step != stop,
+            "evaluate": _due(step, hooks.evaluate_every) and step != total,
         }
         if any(due.values()):
             meter.flush()
@@ -122,8 +125,8 @@ def _due(step: int, every: int) -> bool:
 class _Meter:
     """Brings metrics to the host one step late, checks that they are finite, measures time."""
 
-    def __init__(self, start: int, hooks: Hooks, schedule: Callable[[Any], Any]) -> None:
-        self._hooks = hooks
+    def __init__(self, hooks: Hooks, schedule: Callable[[Any], Any], total: int) -> None:
+        self._hooks, self._total = hooks, total
         self._schedule = schedule
         self._pending: collections.deque[tuple[int, int, dict[str, jax.Array]]] = (
             collections.deque()
@@ -160,7 +163,7 @@ class _Meter:
             if not math.isfinite(host[name]):
                 raise NonFiniteLoss(f"the {name.replace('_', ' ')} is {host[name]} at step {step}")
         self._hooks.finished(step)
-        if step % self._hooks.log_every:
+        if step % self._hooks.log_every and step != self._total:
             return
         now = time.perf_counter()
         elapsed = max(now - self._since, 1e-9)

@@ -23,8 +23,9 @@ class Supervisor:
     told to stop (SIGTERM and SIGINT are passed on), and two losses in a row that are not finite.
 
     Args:
-      command: The command that trains; it must resume when started again.
+      command: The command that trains.
       restarts: How often it may be started again.
+      again: The command that goes on with the run, where it is another one.
       say: Receives a sentence about every end.
       wait: Seconds before the first restart; doubled each time, up to a minute.
     """
@@ -36,8 +37,10 @@ class Supervisor:
         *,
         say: Callable[[str], None],
         wait: float = 1.0,
+        again: Sequence[str] | None = None,
     ) -> None:
         self._command, self._restarts, self._say = list(command), restarts, say
+        self._again = self._command if again is None else list(again)
         self._wait = wait
         self._told: int | None = None
         self._child: subprocess.Popen | None = None
@@ -66,6 +69,7 @@ class Supervisor:
                 self._say(f"{_how(status)}; all {self._restarts} restarts are used up.")
                 return status
             attempt += 1
+            self._command = self._again
             before, wait = status, self._wait if lived > _LONG else wait
             self._say(
                 f"{_how(status)} after {lived:.0f} s; restart {attempt} of {self._restarts} in "

@@ -84,6 +84,7 @@ def test_A17_the_logged_scale_is_not_its_logarithm(tiny, tmp_path):
 def test_resuming_equals_never_having_stopped_to_the_last_bit(tiny, tmp_path, loss):
     tiny.loss = {"name": loss}
     tiny.average_decay = 0.9
+    tiny.eval.every = 3
     run(tiny, tmp_path / "whole")
     run(tiny, tmp_path / "parts", "stop_at=3")
     evaluation = tmp_path / "parts" / "evaluation.json"
@@ -92,6 +93,12 @@ def test_resuming_equals_never_having_stopped_to_the_last_bit(tiny, tmp_path, lo
     said = run(tiny, tmp_path / "parts")
     assert "at step 3" in said
     assert training_lines(tmp_path / "parts") == training_lines(tmp_path / "whole")
+    lines = [
+        [line for line in read_metrics(tmp_path / name) if "loss" not in line]
+        for name in ("whole", "parts")
+    ]
+    assert [line["step"] for line in lines[0]] == [3, 6]
+    assert lines[1] == lines[0]
     whole, parts = (
         json.loads((tmp_path / name / "evaluation.json").read_text()) for name in ("whole", "parts")
     )
@@ -107,6 +114,11 @@ def test_steps_after_the_checkpoint_are_done_again_and_logged_once(tiny, tmp_pat
     lines = training_lines(workdir)
     assert [line["step"] for line in lines] == list(range(1, 9))
     assert lines[:6] == expected
+
+
+def test_the_last_step_is_logged(tiny, tmp_path):
+    run(tiny, tmp_path / "run", "total_steps=5", "log.every=3")
+    assert [line["step"] for line in training_lines(tmp_path / "run")] == [3, 5]
 
 
 def test_a_finished_run_is_not_trained_again(tiny, tmp_path):

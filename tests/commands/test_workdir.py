@@ -29,6 +29,20 @@ def test_an_earlier_run_is_kept_beside(tmp_path):
     assert set_aside(tmp_path / "run") is None
     for number in (1, 2):
         (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "config.json").write_text("{}")
         (tmp_path / "run" / "mark").write_text(str(number))
         assert set_aside(tmp_path / "run") == tmp_path / f"run.old-{number}"
     assert (tmp_path / "run.old-1" / "mark").read_text() == "1"
+
+
+def test_what_is_no_run_or_is_running_is_not_moved_away(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("")
+    with pytest.raises(UserError, match="not the folder of a run"):
+        set_aside(tmp_path / "mine")
+    with opened(tmp_path / "run"):
+        (tmp_path / "run" / "config.json").write_text("{}")
+        with pytest.raises(UserError, match=f"pid {os.getpid()}"):
+            set_aside(tmp_path / "run")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["mine", "run"]
+    assert [p.name for p in (tmp_path / "mine").iterdir()] == ["thesis.tex"]

@@ -203,6 +203,8 @@ def test_large_sets_are_not_read_through(open_loader, make_records, monkeypatch)
     source = Counted(make_records(100))
     next(open_loader(source, auto))
     assert source.reads == 10
+    whole = open_loader(InMemorySource(make_records(100)), auto)  # like a CSV file: no index
+    assert "weight" not in next(whole)
 
 
 def test_equal_captions_and_equal_ids_are_equal_content(open_loader, make_records):

@@ -188,7 +188,7 @@ def test_sigmoid_takes_one_logarithm_for_64_entries():
 
 _MILLION = """
 import sys, jax, numpy as np, jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from contrastive.logits import LogitPartition
 from contrastive.losses import clip_loss, sigmoid_loss
 dim, batch = 128, 1048576

@@ -46,6 +46,14 @@ def test_what_is_killed_or_aborts_is_started_again(supervise):
     assert "ended with status 75" in said[2]
 
 
+def test_a_new_run_is_started_only_once(tmp_path):
+    seen = tmp_path / "seen"
+    program = f"import sys; print(sys.argv[1], file=open({str(seen)!r}, 'a')); sys.exit(75)"
+    first, again = ([sys.executable, "-c", program, name] for name in ("new", "on"))
+    Supervisor(first, 2, say=lambda text: None, wait=0.01, again=again).run()
+    assert seen.read_text().split() == ["new", "on", "on"]
+
+
 def test_restarts_are_used_up(supervise):
     status, lives, said = supervise("os.kill(os.getpid(), signal.SIGKILL)", restarts=2)
     assert (status, lives) == (128 + signal.SIGKILL, 3)
