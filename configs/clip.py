@@ -41,10 +41,8 @@ def get_config(size: str = "b16") -> ConfigDict:
     config.data.tokenizer = ConfigDict()
     config.data.tokenizer.vocabulary_size = published.vocabulary_size
 
-    config.model = ConfigDict(to_dict(published.model))
-    config.model.dtype = "bfloat16"  # of the computation; parameters stay float32
-    config.model.image.remat = "full"  # keep what enters a block, compute the rest again
-    config.model.text.remat = "full"
+    # bfloat16 computation, float32 parameters; of a block only what enters it is kept
+    config.model = ConfigDict(to_dict(sizes.frugal(published.model)))
 
     config.loss = ConfigDict()
     config.loss.name = "clip"

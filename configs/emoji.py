@@ -14,7 +14,7 @@ def get_config(loss: str = "clip") -> ConfigDict:
     config = ConfigDict()
     config.name = f"emoji-{loss}"
     config.seed = 0
-    config.total_steps = 1100
+    config.total_steps = 900
     config.batch_size = 256
 
     config.data = ConfigDict()
@@ -53,8 +53,8 @@ def get_config(loss: str = "clip") -> ConfigDict:
     config.average_decay = 0.99  # evaluation uses the moving average of the parameters
 
     config.checkpoint = ConfigDict()
-    config.checkpoint.every = 275
+    config.checkpoint.every = 225
 
     config.eval = ConfigDict()
-    config.eval.every = 275  # a quick evaluation during the run
+    config.eval.every = 225  # a quick evaluation during the run
     return config

@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options.overrides = _overrides(options, rest)
         _calm()
-        _without_absent_tpus()
+        _without_absent_accelerators()
         return options.run(options)
     except UserError as error:
         if debug:
@@ -61,20 +61,20 @@ def _calm() -> None:
     warnings.filterwarnings("ignore", category=DeprecationWarning)
 
 
-def _without_absent_tpus() -> None:
-    """Where the TPU compiler is installed (for plans) and no accelerator is, JAX would load it,
-    ask the cloud where it is, complain, and refuse to be started twice."""
+def _without_absent_accelerators() -> None:
+    """Where the compilers for plans are installed and no accelerator is, JAX would load them, ask
+    the cloud where it is, complain, and refuse to be started twice."""
     if "JAX_PLATFORMS" in os.environ or importlib.util.find_spec("libtpu") is None:
         return
-    others = importlib.metadata.entry_points(group="jax_plugins")
-    if others or importlib.util.find_spec("jax_plugins") is not None or _tpu_is_here():
-        return
-    os.environ["JAX_PLATFORMS"] = "cpu"
+    plugins = [plugin.name for plugin in importlib.metadata.entry_points(group="jax_plugins")]
+    if all("cuda" in name for name in plugins) and not _accelerator_is_here():
+        os.environ["JAX_PLATFORMS"] = "cpu"
 
 
-def _tpu_is_here(root: pathlib.Path = pathlib.Path("/")) -> bool:
-    """Whether a TPU's device file is there, as drivers name them."""
-    return any(root.glob("dev/accel*")) or any(root.glob("dev/vfio/[0-9]*"))
+def _accelerator_is_here(root: pathlib.Path = pathlib.Path("/")) -> bool:
+    """Whether a TPU or an NVIDIA GPU is there, by the device files that their drivers make."""
+    files = ("dev/accel*", "dev/vfio/[0-9]*", "dev/nvidia0", "dev/nvidiactl", "dev/dxg")
+    return any(any(root.glob(pattern)) for pattern in files)
 
 
 def _overrides(options: argparse.Namespace, rest: list[str]) -> list[str]:
@@ -133,7 +133,8 @@ def make_parser() -> argparse.ArgumentParser:
     train.add_argument(
         "--coordinator",
         metavar="HOST:PORT",
-        help="where process 0 of several listens; SLURM steps find each other without it",
+        help="where process 0 of several listens; SLURM steps find each other without it; 'auto' "
+        "leaves it to JAX, as on Cloud TPU",
     )
     train.add_argument("--processes", type=int, metavar="N", help="how many processes there are")
     train.add_argument("--process", type=int, metavar="I", help="which one this is, from 0")
@@ -275,12 +276,14 @@ def _train(options: argparse.Namespace) -> int:
 
     if options.restarts > 0:
         return _supervise(options.restarts, options.restart_wait)
-    launch = processes_lib.find_launch(options.coordinator, options.processes, options.process)
-    if launch is None or launch.count == 1:
-        return _train_in(processes_lib.Processes(), options)
-    processes = processes_lib.start(
-        launch, limit=options.start_timeout, lost_after=options.lost_after
-    )
+    waits = {"limit": options.start_timeout, "lost_after": options.lost_after}
+    if options.coordinator == "auto":
+        processes = processes_lib.start_detected(**waits)
+    else:
+        launch = processes_lib.find_launch(options.coordinator, options.processes, options.process)
+        if launch is None or launch.count == 1:
+            return _train_in(processes_lib.Processes(), options)
+        processes = processes_lib.start(launch, **waits)
     try:
         return _train_in(processes, options)
     except Exception as error:

@@ -14,6 +14,7 @@ objective: the rows of one microbatch never become the negatives of another
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,22 +22,29 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Shaped
 
 from contrastive.errors import ConfigError
+from contrastive.mesh import REPLICA_AXES
 
-Encode = Callable[[Array, Array], Array]
-"""``(inputs [rows, ...], row numbers [rows]) -> embeddings [rows, dim]``."""
+Encode = Callable[[Any, Array, Array], Array]
+"""``(parameters, inputs [rows, ...], row numbers [rows]) -> embeddings [rows, dim]``."""
 
 
 def encode_rows(
-    encode: Encode, inputs: Shaped[Array, "batch ..."], microbatches: int = 1
+    encode: Encode,
+    parameters: Any,
+    inputs: Shaped[Array, "batch ..."],
+    microbatches: int = 1,
 ) -> Float[Array, "batch dim"]:
     """The rows of ``encode`` for the whole batch, computed ``microbatches`` chunks at a time.
 
     On a mesh every chunk lies on all devices: each contributes ``rows / (devices · microbatches)``
-    of its own rows, so nothing moves between them. Row numbers are those of the global batch: an
-    encoder that draws its dropout from them draws the same masks in any number of chunks.
+    of its own rows, so nothing moves between them. Gradients of the parameters are summed over the
+    chunks first, and over the replicas (the axes ``slice`` and ``data``) once, at the end. Row
+    numbers are those of the global batch: an encoder that draws its dropout from them draws the
+    same masks in any number of chunks.
 
     Args:
       encode: Computes each row from its input and its number alone.
+      parameters: Pytree of all other arrays that ``encode`` uses, keys included.
       inputs: The encoder's input.
       microbatches: How many chunks; 1 calls ``encode`` once and keeps its activations.
 
@@ -48,14 +56,44 @@ def encode_rows(
     if layout is not None:
         numbers = jax.sharding.reshard(numbers, _cut(layout, 0, 1))
     if microbatches == 1:
-        return encode(inputs, numbers)
+        return encode(parameters, inputs, numbers)
+    check_microbatches(inputs.shape[0], microbatches, 1 if layout is None else _parts(layout))
+    replicas = () if layout is None else _replica_axes(layout)
+    if layout is None or not replicas:
+        return _in_chunks(encode, parameters, inputs, numbers, microbatches)
+
+    def on_replica(parameters: Any, inputs: Array, numbers: Array) -> Array:
+        # Each replica takes the parameters as its own: what is summed over replicas is the
+        # gradient of all chunks, not one for each.
+        own = jax.tree.map(lambda p: jax.lax.pcast(p, replicas, to="varying"), parameters)
+        return _in_chunks(encode, own, inputs, numbers, microbatches)
+
+    rows = PartitionSpec(replicas)
+    return jax.shard_map(
+        on_replica,
+        mesh=layout.mesh,
+        in_specs=(PartitionSpec(), rows, rows),
+        out_specs=rows,
+        axis_names=set(replicas),
+    )(parameters, inputs, numbers)
+
+
+def _in_chunks(encode: Encode, parameters: Any, inputs: Array, numbers: Array, k: int) -> Array:
+    layout = _row_axes(inputs)
     parts = 1 if layout is None else _parts(layout)
-    check_microbatches(inputs.shape[0], microbatches, parts)
     # Inside a scan nothing can merge the second computation with the first.
-    chunk = jax.checkpoint(lambda x, rows: encode(x, rows), prevent_cse=False)
-    chunks = tuple(_split(x, microbatches, parts, layout) for x in (inputs, numbers))
+    chunk = jax.checkpoint(lambda x, rows: encode(parameters, x, rows), prevent_cse=False)
+    chunks = tuple(_split(x, k, parts, layout) for x in (inputs, numbers))
     _, rows = jax.lax.scan(lambda _, c: (None, chunk(*c)), None, chunks)
     return _join(rows, parts, layout)
+
+
+def _replica_axes(layout: NamedSharding) -> tuple[str, ...]:
+    """The axes that cut the rows and no parameter; none where there is one replica."""
+    axes = layout.spec[0]
+    replicas = [a for a in (axes if isinstance(axes, tuple) else (axes,)) if a in REPLICA_AXES]
+    count = math.prod(layout.mesh.shape[axis] for axis in replicas)
+    return tuple(replicas) if count > 1 else ()
 
 
 def check_microbatches(batch_size: int, microbatches: int, parts: int) -> None:

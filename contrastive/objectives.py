@@ -137,17 +137,24 @@ def _encode(
     """Raw rows of both views. Dropout's key is the first of the stream for images, the second for
     texts, in every chunk: the row's number makes the difference."""
 
-    def image(x: Array, rows: Array) -> Array:
-        return model.encode_image(x, deterministic=False, rngs=nnx.Rngs(dropout=key), rows=rows)
+    graphdef, parameters = nnx.split(model)
 
-    def text(x: Array, rows: Array) -> Array:
+    def image(arrays: Any, x: Array, rows: Array) -> Array:
+        parameters, key = arrays
+        rngs = nnx.Rngs(dropout=key)
+        model = nnx.merge(graphdef, parameters)
+        return model.encode_image(x, deterministic=False, rngs=rngs, rows=rows)
+
+    def text(arrays: Any, x: Array, rows: Array) -> Array:
+        parameters, key = arrays
         rngs = nnx.Rngs(dropout=key)
         rngs.dropout()
+        model = nnx.merge(graphdef, parameters)
         return model.encode_text(x, deterministic=False, rngs=rngs, rows=rows)
 
     return (
-        encode_rows(image, batch["image"], microbatches),
-        encode_rows(text, batch["text"], microbatches),
+        encode_rows(image, (parameters, key), batch["image"], microbatches),
+        encode_rows(text, (parameters, key), batch["text"], microbatches),
     )
 
 

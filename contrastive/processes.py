@@ -156,22 +156,41 @@ def start(launch: Launch, *, limit: float, lost_after: float) -> "Processes":
       LostProcess: Not all came within ``limit``: says which.
     """
     meet(launch, limit)
+    return _connect(
+        limit,
+        lost_after,
+        coordinator_address=launch.coordinator,
+        num_processes=launch.count,
+        process_id=launch.index,
+        local_device_ids=launch.devices,
+    )
+
+
+def start_detected(*, limit: float, lost_after: float) -> "Processes":
+    """Lets JAX find out who takes part, as it can on Cloud TPU, SLURM and Open MPI; arguments as of
+    :func:`start`. A process that does not come is then reported by JAX, by ending this one.
+
+    Raises:
+      LostProcess: JAX finds nothing.
+    """
+    return _connect(limit, lost_after)
+
+
+def _connect(limit: float, lost_after: float, **place: Any) -> "Processes":
     with contextlib.suppress(AttributeError):  # JAX would take SIGTERM, which the loop handles
         jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
-            launch.coordinator,
-            launch.count,
-            launch.index,
-            local_device_ids=launch.devices,
+            **place,
             initialization_timeout=max(int(limit), 60),
             heartbeat_timeout_seconds=int(lost_after) + 30,  # after our own message
             shutdown_timeout_seconds=30,
         )
     except (RuntimeError, ValueError) as error:
+        where = f" at {place['coordinator_address']}" if place else ""
         reason = str(error).splitlines()[0]
-        raise LostProcess(f"cannot join the others at {launch.coordinator} ({reason}).") from error
-    return Processes(launch.index, launch.count, lost_after=lost_after)
+        raise LostProcess(f"cannot join the other processes{where} ({reason}).") from error
+    return Processes(jax.process_index(), jax.process_count(), lost_after=lost_after)
 
 
 def meet(launch: Launch, limit: float) -> None:

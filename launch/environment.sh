@@ -30,14 +30,14 @@ done
 [ -n "$python" ] || fail "no usable Python found. Version 3.11, 3.12 or 3.13 with the venv module is needed; name one with PYTHON=/path/to/python3 make env."
 [ -w . ] || fail "cannot write to $(pwd), where .venv has to be created."
 free=$(df -Pk . | awk 'NR == 2 {print $4}')
-[ "$free" -gt 3500000 ] || fail "the environment needs about 3.5 GB of disk; $(pwd) has $((free / 1024)) MB left."
+[ "$free" -gt 4000000 ] || fail "the environment needs about 4 GB of disk; $(pwd) has $((free / 1024)) MB left."
 
 echo "make env: creating .venv with $("$python" -V) ($python)"
 rm -rf .venv
 "$python" -m venv .venv || fail "$python could not create a virtual environment."
 log=.venv/install.log
 if ! { .venv/bin/python -m pip install --quiet --disable-pip-version-check uv &&
-       .venv/bin/uv pip install --quiet --python .venv/bin/python --constraint constraints.txt --editable '.[dev,tpu]'; } >"$log" 2>&1; then
+       .venv/bin/uv pip install --quiet --python .venv/bin/python --constraint constraints.txt --editable '.[dev,plan]'; } >"$log" 2>&1; then
     tail -n 5 "$log" >&2
     fail "installing the dependencies failed (network, disk?). The whole log: $log. Run 'make env' again to retry."
 fi

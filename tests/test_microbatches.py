@@ -14,6 +14,8 @@ from contrastive.losses import clip_loss
 from contrastive.mesh import MeshConfig
 from contrastive.microbatches import encode_rows
 from contrastive.objectives import LossConfig, make_objective
+from contrastive.planning.collectives import collectives
+from contrastive.planning.hlo import parse
 from contrastive.towers import TextTransformerConfig, TwoTower, TwoTowerConfig
 from contrastive.towers.convnet import ConvTowerConfig
 from contrastive.towers.vit import VisionTransformerConfig
@@ -108,11 +110,11 @@ def test_A06_chunks_do_not_change_the_objective():
         [(1, 0), (0, 1), (1, 1), (1, -1)], [(2, 1), (-1, 2), (1, 2), (1, -3)]
     )]  # fmt: skip
 
-    def unit(x, _):
+    def unit(_, x, rows):
         return x / jnp.linalg.norm(x, axis=-1, keepdims=True)
 
     def loss(k, images, texts):
-        a, b = (encode_rows(unit, x, k) for x in (images, texts))
+        a, b = (encode_rows(unit, (), x, k) for x in (images, texts))
         return clip_loss(a, b, 10.0)
 
     value, slopes = jax.value_and_grad(lambda *x: loss(2, *x), (0, 1))(*map(jnp.asarray, rows))
@@ -120,8 +122,8 @@ def test_A06_chunks_do_not_change_the_objective():
     image, text = (np.asarray(x) for x in slopes)
     np.testing.assert_allclose(image[0], [0, -0.35259098], atol=1e-5)
     np.testing.assert_allclose(text[2], [-0.32377915, 0.16188958], atol=1e-5)
-    halves = [clip_loss(unit(r[s], 0), unit(t[s], 0), 10.0) for r, t in [map(jnp.asarray, rows)]
-              for s in (slice(0, 2), slice(2, 4))]  # fmt: skip
+    a, b = (unit((), jnp.asarray(x), None) for x in rows)
+    halves = [clip_loss(a[s], b[s], 10.0) for s in (slice(0, 2), slice(2, 4))]
     assert float(sum(halves)) / 2 == pytest.approx(0.002841294525, rel=1e-3)  # what it is not
 
 
@@ -129,12 +131,12 @@ def test_the_rows_keep_their_order_and_numbers_on_a_mesh():
     mesh = mesh_lib.make_mesh(MeshConfig(), jax.devices())
     x = np.arange(32, dtype=np.float32)[:, None]
 
-    def encode(x, rows):
+    def encode(_, x, rows):
         return x * 1000 + rows[:, None].astype(jnp.float32)
 
     with jax.set_mesh(mesh):
         put = jax.device_put(x, mesh_lib.batch_sharding(mesh))
-        rows = jax.jit(lambda x: encode_rows(encode, x, 4))(put)
+        rows = jax.jit(lambda x: encode_rows(encode, (), x, 4))(put)
         assert rows.sharding.is_equivalent_to(mesh_lib.batch_sharding(mesh), 2)
     np.testing.assert_array_equal(rows[:, 0], np.arange(32) * 1001)
 
@@ -182,3 +184,35 @@ def test_the_loss_is_computed_once():
 def test_a_batch_that_does_not_divide_is_refused_with_its_sizes():
     with pytest.raises(ConfigError, match=r"microbatches = 3 .* 64 rows .* multiple of 3"):
         slope(3, image=CONV, dropout=0.0)
+
+
+@pytest.mark.parametrize("mesh", [{"data": 8}, {"slice": 2, "data": 4}, {"data": 4, "fsdp": 2}])
+def test_gradients_cross_the_replicas_once_not_once_a_chunk(mesh):
+    shape = MeshConfig(**mesh)
+    devices = mesh_lib.make_mesh(shape, jax.devices())
+    weights = np.random.default_rng(0).normal(size=(16, 32)).astype(np.float32)
+
+    def slope(k):
+        def loss(weights, x):
+            rows = encode_rows(lambda w, x, _: jnp.tanh(x @ w), weights, x, k)
+            return jnp.square(rows.sum(0)).sum()
+
+        x = np.random.default_rng(1).normal(size=(64, 16)).astype(np.float32)
+        with jax.set_mesh(devices):
+            inputs = (
+                jax.device_put(weights, mesh_lib.replicated(devices)),
+                jax.device_put(x, mesh_lib.batch_sharding(devices)),
+            )
+            program = jax.jit(jax.value_and_grad(loss)).lower(*inputs).compile()
+            return program, program(*inputs)
+
+    (_, want), (program, got) = slope(1), slope(4)
+    np.testing.assert_allclose(got[1], want[1], rtol=1e-4, atol=1e-3)
+    sums = [
+        (set(c.axes), c.payload_bytes)
+        for c in collectives(parse(program.as_text()), dict(devices.shape))
+        if c.kind == "all-reduce" and c.payload_bytes > weights.nbytes / 2
+    ]
+    replicas = {name for name in ("slice", "data") if mesh.get(name, 1) > 1}
+    across = [size for axes, size in sums if axes & replicas]
+    assert sum(across) < 1.2 * weights.nbytes + 256

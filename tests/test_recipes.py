@@ -46,6 +46,10 @@ def test_a_recipe_survives_the_way_through_its_file(tmp_path):
         ("--config.data.csv.imag=x", "did you mean 'image'"),
         ("--config.loss.name=clop", "did you mean 'clip'"),
         ("--config.mesh.data=0", "config.mesh"),
+        ("--config.train.profile=4-5", "has to be START:STOP"),
+        ("--config.train.profile=9:3", "has to be START:STOP"),
+        ("--config.train.microbatches=0", "config.train.microbatches"),
+        ("--config.train.watchdog_seconds=0.0", "config.train.watchdog_seconds"),
     ],
 )
 def test_contradictions_are_named(override, words):
@@ -60,7 +64,9 @@ def test_changing_the_tower_on_the_command_line():
     assert recipe.model.image.patch_size == 8
 
 
-@pytest.mark.parametrize("free", ["stop_at=5", "eval.every=7", "mesh.data=1", "data.threads=0"])
+@pytest.mark.parametrize(
+    "free", ["stop_at=5", "eval.every=7", "mesh.data=1", "data.threads=0", "train.microbatches=2"]
+)
 def test_what_may_differ_on_resume(free):
     spec = str(ROOT / "configs" / "emoji.py:clip")
     check_resumable(load_recipe(spec), load_recipe(spec, [f"--config.{free}"]), "run")

@@ -88,12 +88,9 @@ def candidates(recipe: Recipe, machine: Topology) -> Any:
     fixed = recipe.mesh.slice * recipe.mesh.tensor
     cuts = [n for n in (1, 4, 16, 64, 256) if fixed > 0 and devices % (fixed * n) == 0]
     towers = [name for name in ("image", "text") if hasattr(getattr(recipe.model, name), "remat")]
-    chunks = (1, 4) if hasattr(recipe, "train") else (1,)
-    for fsdp, count, remat in itertools.product(cuts, chunks, REMATS):
+    for fsdp, count, remat in itertools.product(cuts, (1, 4), REMATS):
         settings: dict[str, Any] = {f"model.{tower}.remat": remat for tower in towers}
-        if count > 1:
-            settings["train.microbatches"] = count
-        yield settings | {"mesh.data": -1, "mesh.fsdp": fsdp}
+        yield settings | {"train.microbatches": count, "mesh.data": -1, "mesh.fsdp": fsdp}
 
 
 def _note(text: str) -> None:

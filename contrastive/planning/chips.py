@@ -22,6 +22,7 @@ class Chip:
       network_bandwidth: Bytes a second that it sends to other slices or nodes.
       exact_flops: Operations a second of float32 products without loss of precision.
       unit: The number of chips that share fast links; 0: as many as the topology says.
+      side: The most chips along a side of a slice.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Chip:
     network_bandwidth: float
     exact_flops: float
     unit: int = 0
+    side: int | None = None
 
 
 CHIPS = {
@@ -58,10 +60,11 @@ CHIPS = {
             link_bandwidth=1600e9 / 8,
             network_bandwidth=6.4e12 / 8 / 256,
             exact_flops=197e12 / 6,
+            side=16,
         ),
         Chip(
             name="v5p",
-            capacity_bytes=int(95.74 * GIB),
+            capacity_bytes=int(95.73 * GIB),
             flops=459e12,
             memory_bandwidth=2765e9,
             link_bandwidth=4800e9 / 8,
@@ -70,12 +73,13 @@ CHIPS = {
         ),
         Chip(
             name="v6e",
-            capacity_bytes=int(31.25 * GIB),
+            capacity_bytes=int(31.24 * GIB),
             flops=918e12,
             memory_bandwidth=1640e9,
             link_bandwidth=3584e9 / 8,
             network_bandwidth=25.6e12 / 8 / 256,
             exact_flops=918e12 / 6,
+            side=16,
         ),
         # NVIDIA's data sheets, SXM form: NVLink 900 GB/s in both directions, one 400 Gbit/s
         # adapter a GPU. JAX gives a program 75 % of the memory that the driver reports, unless

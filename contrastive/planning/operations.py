@@ -97,11 +97,12 @@ def _highest(precision: Any) -> bool:
     return lax.Precision.HIGHEST in both
 
 
-_KINDS = (core.Jaxpr, core.ClosedJaxpr)
+_Closed = core.ClosedJaxpr  # pyright: ignore[reportPrivateImportUsage]
+_KINDS = (core.Jaxpr, _Closed)
 
 
 def _open(jaxpr: Any) -> Any:
-    return jaxpr.jaxpr if isinstance(jaxpr, core.ClosedJaxpr) else jaxpr
+    return jaxpr.jaxpr if isinstance(jaxpr, _Closed) else jaxpr
 
 
 def _trips(equation: Any) -> int:

@@ -180,9 +180,10 @@ def advice(plan: Plan) -> list[str]:
     room = capacity - memory.state
     if room > 0:
         parts = math.ceil(growing / room)
+        chunks = recipe.train.microbatches * _power_of_two(parts)
         lines.append(
             f"{_gib(growing)} grow with the batch on a device: {parts} times the devices, or "
-            f"config.train.microbatches={_power_of_two(parts)}, would do."
+            f"config.train.microbatches={chunks}, would do."
         )
     else:
         lines.append("The state alone fills the memory: more devices along fsdp are needed.")

@@ -81,9 +81,17 @@ def _cpu(name: str, sizes: tuple[int, ...], slices: int) -> Topology:
 def _tpu(name: str, chip: Chip, sizes: tuple[int, ...], slices: int) -> Topology:
     if importlib.util.find_spec("libtpu") is None:
         raise ConfigError(
-            f"--topology={name}: the TPU compiler is not installed; pip install 'contrastive[tpu]'."
+            f"--topology={name}: the compiler for TPUs is not installed; pip install "
+            "'contrastive[plan]'."
+        )
+    if chip.side is not None and max(sizes) > chip.side:  # the compiler would end the process
+        raise ConfigError(
+            f"--topology={name}: a slice of {chip.name} has at most {chip.side} chips a side; "
+            f"several slices are written {chip.name}:{chip.side}x{chip.side}*2."
         )
     options: dict[str, Any] = {} if slices == 1 else {"num_slices": slices}
+    if chip.name == "v4":  # one device a chip, as JAX has it on v4
+        options["chip_config_name"] = "megacore"
     shape = "x".join(map(str, sizes))
     try:
         _set_tpu_environment()

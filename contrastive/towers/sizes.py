@@ -115,6 +115,16 @@ SIGLIP = {
 """Sigmoid models, by image tower."""
 
 
+def frugal(model: TwoTowerConfig) -> TwoTowerConfig:
+    """The same model, computed in bfloat16 and keeping only what enters each block."""
+    return dataclasses.replace(
+        model,
+        dtype="bfloat16",
+        image=dataclasses.replace(model.image, remat="full"),
+        text=dataclasses.replace(model.text, remat="full"),
+    )
+
+
 def published(family: Mapping[str, T], name: str) -> T:
     """The entry called ``name``.
 

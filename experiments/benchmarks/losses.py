@@ -3,7 +3,7 @@
 Forward and backward of the softmax (CLIP) and sigmoid (SigLIP) loss, float32, on one CPU device and
 on 8 simulated ones, against the rate of this machine's own matrix product.
 
-    python -m experiments.benchmarks.losses                     # all, about 15 minutes
+    python -m experiments.benchmarks.losses                     # all: start it and leave it
     python -m experiments.benchmarks.losses --batches 1024,4096 --rounds 3
 
 Timing is noisy where others use the machine too, so the forms of one batch size take turns, each
@@ -222,6 +222,7 @@ def machine() -> dict[str, Any]:
 
 def save(rows: list[dict[str, Any]], folder: pathlib.Path) -> None:
     """Rows, table and plot."""
+    rows = sorted(rows, key=lambda r: (r["devices"], r["loss"], r["batch"]))
     folder.mkdir(parents=True, exist_ok=True)
     content = {"machine": machine(), "rows": rows}
     (folder / "losses.json").write_text(json.dumps(content, indent=1) + "\n")
@@ -277,7 +278,7 @@ def plot(rows: list[dict[str, Any]], path: pathlib.Path) -> None:
                 peak = [r["peak_bytes"] / 2**20 for r in kept]
                 axes[1, column].plot(batch, peak, style, **options)
         axes[0, column].set_title(f"{family}: {LIMIT[family]}·B²·d operations")
-        axes[0, column].axhline(1, color="black", linewidth=0.8)
+        axes[0, column].axhline(1, color="black", linewidth=0.8, label="the limit")
         axes[0, column].set(ylim=(0, None), xscale="log", ylabel="share of the product's rate")
         axes[1, column].set(yscale="log", xlabel="batch", ylabel="peak memory of the process, MiB")
         axes[0, column].legend(fontsize="small")
@@ -286,7 +287,7 @@ def plot(rows: list[dict[str, Any]], path: pathlib.Path) -> None:
 
 def main() -> None:
     """Measures, prints the table, saves it and the plot."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--batches", default="1024,2048,4096,8192,16384")
     parser.add_argument("--largest", type=int, default=65536, help="one round on one device; 0: no")
     parser.add_argument("--dim", type=int, default=512)

@@ -13,7 +13,7 @@ import time
 from importlib.metadata import version
 
 import numpy as np
-import torch
+import torch  # pyright: ignore[reportMissingImports]  in the second environment
 
 # torchvision is installed without its compiled operators. Importing it needs these two to be
 # declared; the losses call neither.
@@ -31,7 +31,7 @@ def declare_operators() -> torch.library.Library:
 def open_clip_losses():
     """The two losses, as open_clip trains with them on one device."""
     declared = declare_operators()
-    from open_clip.loss import ClipLoss, SigLipLoss
+    from open_clip.loss import ClipLoss, SigLipLoss  # pyright: ignore[reportMissingImports]
 
     del declared
     clip, sigmoid = ClipLoss(), SigLipLoss()

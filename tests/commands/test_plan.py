@@ -1,4 +1,4 @@
-"""``contrastive plan`` and what the TPU compiler's presence means for the other commands."""
+"""``contrastive plan``, and what its compilers mean for the other commands."""
 
 import importlib.metadata
 import importlib.util
@@ -8,44 +8,46 @@ import pytest
 from contrastive import cli
 
 
+class Plugin:
+    def __init__(self, name):
+        self.name = name
+
+
 @pytest.fixture
 def no_platform(monkeypatch):
+    """A machine with the compilers for plans, where nobody has chosen a platform."""
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "jax_plugins" else found("json")
-    )
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ())
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "libtpu" or None)
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: (Plugin("xla_cuda13"),))
     return monkeypatch
 
 
 def platform():
-    cli._without_absent_tpus()
+    cli._without_absent_accelerators()
     return cli.os.environ.get("JAX_PLATFORMS")
 
 
-def test_the_tpu_compiler_is_not_loaded_where_there_is_no_accelerator(no_platform):
-    no_platform.setattr(cli, "_tpu_is_here", lambda: False)
+def test_the_compilers_are_not_loaded_where_there_is_no_accelerator(no_platform):
+    no_platform.setattr(cli, "_accelerator_is_here", lambda: False)
     assert platform() == "cpu"
     no_platform.setenv("JAX_PLATFORMS", "cuda")
     assert platform() == "cuda"
 
 
-@pytest.mark.parametrize("present", ["tpu", "plugin"])
+@pytest.mark.parametrize("present", ["device", "plugin"])
 def test_accelerators_are_left_alone(no_platform, present):
-    no_platform.setattr(cli, "_tpu_is_here", lambda: present == "tpu")
+    no_platform.setattr(cli, "_accelerator_is_here", lambda: present == "device")
     if present == "plugin":
-        no_platform.setattr(importlib.metadata, "entry_points", lambda **_: ("cuda",))
+        no_platform.setattr(importlib.metadata, "entry_points", lambda group: (Plugin("metal"),))
     assert platform() is None
 
 
-def test_tpus_are_known_by_their_device_files(tmp_path):
-    assert not cli._tpu_is_here(tmp_path)
+def test_accelerators_are_known_by_their_device_files(tmp_path):
     (tmp_path / "dev" / "vfio").mkdir(parents=True)
     (tmp_path / "dev" / "vfio" / "vfio").touch()
-    assert not cli._tpu_is_here(tmp_path)
+    assert not cli._accelerator_is_here(tmp_path)
     (tmp_path / "dev" / "vfio" / "0").touch()
-    assert cli._tpu_is_here(tmp_path)
+    assert cli._accelerator_is_here(tmp_path)
 
 
 def test_an_unknown_machine_is_one_sentence(capsys, monkeypatch):

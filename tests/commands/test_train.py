@@ -233,11 +233,10 @@ def test_the_best_checkpoint_is_kept_by_a_number_of_the_evaluation(tiny, tmp_pat
     assert len(list((tmp_path / "kept" / "checkpoints").iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_a_profile_is_written(tiny, tmp_path):
     run(tiny, tmp_path / "run", "train.profile=3:4", "stop_at=5")
     assert list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))
-    with pytest.raises(ConfigError, match=r"train.profile = '4' has to be START:STOP"):
-        run(tiny, tmp_path / "other", "train.profile=4")
 
 
 @pytest.mark.slow

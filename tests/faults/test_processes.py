@@ -49,11 +49,15 @@ def test_E16_a_signal_to_one_of_two_stops_both_at_a_step_and_one_goes_on_alone(
 
 
 @pytest.mark.slow
-def test_two_processes_train_and_evaluate_as_one_does(new_run, tiny_faulty, whole):
+@pytest.mark.parametrize("count", [2, 4])
+def test_one_goes_on_as_several_which_evaluate_as_one_does(new_run, tiny_faulty, whole, count):
     run = new_run(tiny_faulty)
-    finish(run.start_several(2), 300, [0, 0])
+    run.train("--config.stop_at=5")
+    (run.ids_folder / "0.jsonl").unlink()
+    finish(run.start_several(count), 300, [0] * count)
     np.testing.assert_allclose(losses(run), losses(whole), rtol=1e-5)
-    assert run.ids() == whole.ids()
+    after = range(6, tiny_faulty.total_steps + 1)
+    assert {s: run.ids()[s] for s in after} == {s: whole.ids()[s] for s in after}
     assert run.evaluation().keys() == whole.evaluation().keys()
     for name, value in whole.evaluation().items():
         assert run.evaluation()[name] == (
@@ -148,6 +152,28 @@ def test_E01_a_late_process_is_waited_for(new_run, tiny_faulty):
     first = start("0")
     time.sleep(5)
     finish([first, start("1")], 120, [0, 0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--coordinator=auto",)])
+def test_the_tasks_of_a_slurm_step_find_each_other(new_run, tiny_faulty, options):
+    run = new_run(tiny_faulty)
+    step = {
+        "SLURM_JOB_ID": str(free_port()),
+        "SLURM_STEP_NODELIST": "localhost",
+        "SLURM_NTASKS": "2",
+        "SLURM_STEP_NUM_NODES": "1",
+    }
+    processes = [
+        run.start(
+            "--config.stop_at=1",
+            *options,
+            environment=(step | {"SLURM_PROCID": i, "SLURM_LOCALID": i}).items(),
+        )
+        for i in ("0", "1")
+    ]
+    said = finish(processes, 120, [0, 0])
+    assert "in 2 processes" in said[0]
 
 
 def test_where_a_process_stands():

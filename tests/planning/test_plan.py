@@ -66,6 +66,10 @@ def test_a_plan_for_cpu_devices(cpu_plan):
     assert found["state_bytes_per_device"] == 12 * found["parameters"] + 12
     assert found["batch_bytes_per_device"] == 8 * (16 * 16 * 3 + 8 * 4 + 4)
     assert found["estimate"] is None  # of CPUs nothing is known
+    # The ring: a panel of the batch forward, a panel and its gradient back, in float32, and the
+    # ids and statistics of each row; see docs/scaling.md.
+    pairs = 64 * 32 * 12
+    assert pairs < found["loss_sent_bytes_per_device"] < pairs + 64 * 128
     kinds = {(row["kind"], row["loss"]) for row in found["collectives"]}
     assert ("collective-permute", True) in kinds
     assert ("all-reduce", False) in kinds
@@ -223,5 +227,7 @@ def test_a_small_depth_pod_program_compiles_for_two_meshes(tmp_path):
     assert found["state_bytes_per_device"] < 12 * found["parameters"] / 3.9
     estimate = found["estimate"]
     assert estimate["step_seconds"] <= estimate["step_seconds_without_overlap"]
+    pairs = 256 * 32 * 12  # no more than on 8 devices for each pair: the ring's traffic is B · d
+    assert pairs < found["loss_sent_bytes_per_device"] < pairs + 256 * 128
     axes = {tuple(row["axes"]) for row in found["collectives"]}
     assert any("fsdp" in one for one in axes)

@@ -107,7 +107,7 @@ def one_device(loss):
         pytest.param("8", "clip", marks=pytest.mark.slow),
         ("2x4", "clip"),
         ("2x2x2", "clip"),
-        ("slices", "clip"),
+        pytest.param("slices", "clip", marks=pytest.mark.slow),
         pytest.param("2x2x2", "siglip", marks=pytest.mark.slow),
     ],
 )
