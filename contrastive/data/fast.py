@@ -12,6 +12,7 @@ where the packages are missing.
 import functools
 import io
 import math
+import threading
 import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from contrastive.data.records import SampleError
 Cut = Callable[[int, int], tuple[tuple[int, int, int, int], int | None]]
 _JPEG = b"\xff\xd8\xff"
 _EXIF_WITHIN = 1 << 16
+_SCRATCH = 1 << 22  # bytes at least of the memory for decoded pictures
 
 
 class _Tools(NamedTuple):
@@ -78,22 +80,33 @@ def read(data: bytes, cut: Cut, *, scaled: bool = False) -> Image.Image | None:
         shrink = min(box[2] - box[0], box[3] - box[1]) / side
         least = {"min_width": int(width / shrink), "min_height": int(height / shrink)}
     try:
-        pixels = tools.jpeg.decode_jpeg(data, colorspace="RGBX", **least)
+        pixels = tools.jpeg.decode_jpeg(
+            data, colorspace="RGBX", buffer=_scratch(width * (height + 1) * 4), **least
+        )
     except ValueError as error:
         raise SampleError("decode error", str(error)) from error
+    if side is None:
+        left, top, right, bottom = box
+        return Image.fromarray(np.ascontiguousarray(pixels[top:bottom, left:right, :3]))
     if pixels.shape[:2] != (height, width):
-        assert side is not None
         scale = _scale((height, width), pixels.shape[:2])
         left, top, right, bottom = (edge * scale for edge in box)
-        pixels = _resize(tools, pixels, (left, top, right, bottom), side)
-    else:
-        left, top, right, bottom = box
-        pixels = pixels[top:bottom, left:right]
-        if side is not None:
-            pixels = _resize(
-                tools, pixels, (0.0, 0.0, float(right - left), float(bottom - top)), side
-            )
-    return Image.fromarray(np.ascontiguousarray(pixels[:, :, :3]))
+        return _resize(tools, pixels, (left, top, right, bottom), side)
+    left, top, right, bottom = box
+    whole = (0.0, 0.0, float(right - left), float(bottom - top))
+    return _resize(tools, pixels[top:bottom, left:right], whole, side)
+
+
+_memory = threading.local()
+
+
+def _scratch(size: int) -> np.ndarray:
+    """Memory of this thread for one decoded picture: fresh memory costs half as much as decoding.
+    What is in it is used up before the next picture comes."""
+    found = getattr(_memory, "pixels", None)
+    if found is None or len(found) < size:
+        found = _memory.pixels = np.empty(max(size, _SCRATCH), np.uint8)
+    return found
 
 
 def _scale(full: tuple[int, int], decoded: tuple[int, ...]) -> float:
@@ -115,31 +128,42 @@ def _is_turned(data: bytes) -> bool:
 
 def _resize(
     tools: _Tools, pixels: np.ndarray, box: tuple[float, float, float, float], side: int
-) -> np.ndarray:
+) -> Image.Image:
     """Part of RGBX pixels (its borders may lie between pixels) as a square: width, then height."""
     left, top, right, bottom = box
     first, last = math.floor(top), min(math.ceil(bottom), pixels.shape[0])
-    rows = pixels[first:last]
-    if (left, right) != (0, side) or rows.shape[1] != side:
-        rows = _one_call(tools, rows, (left, 0.0, right - left, float(len(rows))), side, len(rows))
-    if (top - first, bottom - first) == (0, side) and len(rows) == side:
-        return rows
-    return _one_call(tools, rows, (0.0, top - first, float(side), bottom - top), side, side)
+    image = _as_image(pixels[first:last])
+    if (left, right) != (0, side) or image.width != side:
+        across = (left, 0.0, right - left, float(image.height))
+        image = _one_call(tools, image, across, side, image.height)
+    if (top - first, bottom - first) != (0, side) or image.height != side:
+        down = (0.0, top - first, float(side), bottom - top)
+        image = _one_call(tools, image, down, side, side)
+    return Image.fromarray(np.ascontiguousarray(np.asarray(image)[:, :, :3]))
+
+
+def _as_image(pixels: np.ndarray) -> Image.Image:
+    """Pixels of four bytes as a Pillow image on the same memory, rows apart as they are. CMYK is
+    the name of its mode for four bytes that mean nothing to each other. Pillow wants the last row
+    as long as the others: below the picture there is one more row of memory."""
+    height, width = pixels.shape[:2]
+    row = pixels.strides[0]
+    size = height * row
+    flat = np.lib.stride_tricks.as_strided(pixels, (size,), (1,), writeable=False)
+    return Image.frombuffer("CMYK", (width, height), flat, "raw", "CMYK", row, 1)
 
 
 def _one_call(
     tools: _Tools,
-    pixels: np.ndarray,
+    image: Image.Image,
     box: tuple[float, float, float, float],
     width: int,
     height: int,
-) -> np.ndarray:
-    kind, resizer = tools.resizer.PixelType.U8x4, tools.resizer
-    source = resizer.ImageData(pixels.shape[1], pixels.shape[0], kind, pixels.tobytes())
-    target = resizer.ImageData(width, height, kind)
+) -> Image.Image:
     left, top, across, down = box  # the last two may reach out by a rounding error
-    inside = min(across, pixels.shape[1] - left), min(down, pixels.shape[0] - top)
+    inside = min(across, image.width - left), min(down, image.height - top)
     options = tools.options.copy()
-    options.crop_box = resizer.CropBox(left, top, *inside)
-    resizer.Resizer().resize(source, target, options)
-    return np.frombuffer(target.get_buffer(), np.uint8).reshape(height, width, 4)
+    options.crop_box = tools.resizer.CropBox(left, top, *inside)
+    target = Image.new("CMYK", (width, height), None)  # its pixels are all written
+    tools.resizer.Resizer().resize_pil(image, target, options)
+    return target

@@ -19,6 +19,7 @@ from contrastive.data import files
 from contrastive.data.records import printable
 
 BLOCK = 512
+_AFTER_END = 1 << 21  # bytes after the end mark that are looked at; padding is zeros
 _MOST_NAMED = 1000  # bad samples and notes that a shard names; the rest is counted
 _NAME = re.compile(r"^((?:.*/)?[^./][^./]*)\.([^/]+)$", re.DOTALL)
 _GZIP, _ZSTD, _BZ2, _XZ = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"BZh", b"\xfd7zXZ"
@@ -102,6 +103,8 @@ def read_members(file: Any, size: int) -> Iterator[Member]:
             raise TarFault("it is compressed; unpack it first, samples are read at random places")
         header = parse_header(block)
         if header is None:
+            if file.read(min(size - position, _AFTER_END)).strip(b"\0"):
+                raise TarFault("zeros stand where a header should be, and more follows")
             return
         start, length = position + BLOCK, int(extended.get("size", header.size))
         if header.kind in b"12345":  # links, devices, folders

@@ -217,7 +217,7 @@ def _build(
     about: dict[str, Any] = {
         "shards": list(shards),
         "starts": [0],
-        "members": [slot.what if len(slot.fields) > 1 else slot.fields[0] for slot in slots],
+        "members": [slot.what if len(slot.fields) > 1 else "".join(slot.fields) for slot in slots],
         "bad": [],
         "counts": {},
         "notes": [],

@@ -216,8 +216,10 @@ def main() -> None:
         encoded = make_tars(folder, options.photos)
         some = encoded[: options.sample]
         peer = Peer(options.peer, folder) if options.peer.exists() else None
-        one = {path: lambda path=path: pictures_a_second(path, folder, some) for path in PATHS}
-        two = {
+        one: dict[str, Callable[[], float]] = {
+            path: lambda path=path: pictures_a_second(path, folder, some) for path in PATHS
+        }
+        two: dict[str, Callable[[], float]] = {
             path: lambda path=path: samples_a_second(path, folder, options.batches)
             for path in PATHS
         }

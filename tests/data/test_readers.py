@@ -318,6 +318,21 @@ def test_B02_truncated_archive_loses_its_last_sample_only(tmp_path, picture, con
         assert len(found.errors) == 1
 
 
+def test_B02_zeros_inside_an_archive_are_not_its_end(tmp_path, picture, config_of, caplog):
+    path = write_tar(tmp_path / "a.tar", ten(picture))
+    data = bytearray(path.read_bytes())
+    with tarfile.open(path) as tar:
+        at = tar.getmember("0004.png").offset
+    data[at : at + 512] = bytes(512)
+    path.write_bytes(data)
+    with caplog.at_level(logging.WARNING):
+        source = open_source(config_of(path), "train")
+    assert len(source) == 4
+    assert isinstance(source, IndexedSource)
+    assert source.errors.counts == {"truncated archive": 1}
+    assert "zeros stand where a header should be" in caplog.text
+
+
 def test_B02_a_tar_that_changes_later_is_noticed(tmp_path, picture, config_of):
     path = write_tar(tmp_path / "a.tar", ten(picture))
     source = open_source(config_of(path), "train")
