@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import pathlib
 import re
 import time
@@ -143,14 +144,10 @@ def abstract_batch(recipe: Recipe, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct
 
 def _device_bytes(tree: Any) -> int:
     """Bytes of the arrays of a tree on one device."""
-    total = 0
-    for leaf in jax.tree.leaves(tree):
-        shape = leaf.sharding.shard_shape(leaf.shape)
-        size = 1
-        for n in shape:
-            size *= n
-        total += size * leaf.dtype.itemsize
-    return total
+    return sum(
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
 
 
 def _memory(compiled: Any, parts: dict[str, int]) -> Memory:

@@ -5,6 +5,7 @@ a sequence with nothing to pool pools to zeros, with zero gradient.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -25,7 +26,22 @@ def activation(name: Activation) -> Callable[[jax.Array], jax.Array]:
     """The activation called ``name``: exact GELU, its tanh form, or ``x · sigmoid(1.702 x)``."""
     if name == "quick_gelu":  # OpenAI's CLIP weights were trained with it
         return lambda x: x * jax.nn.sigmoid(1.702 * x)
+    if name == "gelu" and sharding.is_manual():
+        return _gelu
     return functools.partial(jax.nn.gelu, approximate=name == "gelu_tanh")
+
+
+@jax.custom_jvp
+def _gelu(x: jax.Array) -> jax.Array:
+    """Exact GELU where JAX's own has no gradient: that of erfc fails under shard_map (0.12.0)."""
+    return 0.5 * x * jax.lax.erfc(-x * math.sqrt(0.5))
+
+
+@_gelu.defjvp
+def _gelu_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    (x,), (t,) = primals, tangents
+    density = jnp.exp(-0.5 * jnp.square(x)) * (1 / math.sqrt(2 * math.pi))
+    return _gelu(x), t * (0.5 * jax.lax.erfc(-x * math.sqrt(0.5)) + x * density)
 
 
 # --- Initializers -----------------------------------------------------------------------------

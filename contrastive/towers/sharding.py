@@ -6,13 +6,16 @@ where it lives, each device its own part, and ``nnx.get_abstract_model`` reports
 Without rules everything is replicated, without a mesh the names mean nothing.
 """
 
-from collections.abc import Callable, Sequence
+import contextvars
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.core import spmd
+from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 LOGICAL_AXES = (
@@ -99,6 +102,9 @@ def weight(
       like: An activation: its rows say how the batch is cut.
       dtype: Of the computation; default: that of ``like``.
     """
+    manual = _MANUAL.get()
+    if manual is not None:
+        return manual.gather(param[...], axes, dtype or like.dtype)
     value = param[...].astype(dtype or like.dtype)
     spec = jax.typeof(value).sharding.spec
     if all(entry is None for entry in spec):
@@ -109,6 +115,98 @@ def weight(
         for name, entry in zip(axes, spec, strict=True)
     ]
     return jax.sharding.reshard(value, PartitionSpec(*kept))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Manual:
+    """Inside :func:`on_rows`: what the batch is cut over, and which logical axes are cut too."""
+
+    batch: tuple[str, ...]
+    cut: Mapping[str, tuple[str, ...]]
+
+    def of(self, value: jax.Array) -> PartitionSpec:
+        """How a parameter is cut, without the axes that cut nothing."""
+        axes = {axis for parts in self.cut.values() for axis in parts}
+        entries = [tuple(a for a in _flat(e) if a in axes) for e in jax.typeof(value).sharding.spec]
+        return PartitionSpec(*(entry or None for entry in entries))
+
+    def gather(self, value: jax.Array, axes: tuple[str | None, ...], dtype: Any) -> jax.Array:
+        """The whole parameter, from the devices that hold its parts.
+
+        The order makes the gradient: scattered over the devices that share a parameter in the
+        dtype of the computation, and only the part that is left is summed over the replicas, in
+        float32.
+        """
+        over = [self.cut.get(name or "", ()) for name in axes]
+        replicas = tuple(a for a in self.batch if all(a not in parts for parts in over))
+        if replicas:
+            value = lax.pcast(value, replicas, to="varying")
+        value = value.astype(dtype)
+        for dimension, parts in enumerate(over):
+            if parts:
+                value = lax.all_gather(value, parts, axis=dimension, tiled=True)
+        return value
+
+
+_MANUAL: contextvars.ContextVar[_Manual | None] = contextvars.ContextVar("manual", default=None)
+
+
+def is_manual() -> bool:
+    """Whether a tower runs under ``shard_map``, on one device's rows."""
+    return _MANUAL.get() is not None
+
+
+def on_rows(tower: nnx.Module, call: Callable[..., jax.Array], *rows: jax.Array | None) -> Any:
+    """``call(tower, *rows)``, where each device computes its own rows.
+
+    Where parameters are cut over axes that cut the batch too (FSDP), the tower runs under
+    ``shard_map``: left to itself, the compiler sums each gradient whole over all devices and cuts
+    it afterwards. Otherwise, or with tensor parallelism, it is a plain call.
+
+    Args:
+      tower: The module.
+      call: From the tower and this device's rows to its rows of the result.
+      *rows: Arrays with the batch as first dimension, cut alike, or None.
+    """
+    first = next(x for x in rows if x is not None)
+    sharding = jax.typeof(first).sharding
+    graphdef, state = nnx.split(tower)
+    manual = _manual(state, sharding)
+    if manual is None:
+        return call(tower, *rows)
+    cut = PartitionSpec(manual.batch)
+
+    def local(state: Any, *rows: jax.Array | None) -> jax.Array:
+        token = _MANUAL.set(manual)
+        try:
+            return call(nnx.merge(graphdef, state), *rows)
+        finally:
+            _MANUAL.reset(token)
+
+    # Axes of one device may stand in a type; here they would only make things vary over them.
+    state = jax.tree.map(lambda x: jax.sharding.reshard(x, manual.of(x)), state)
+    specs = jax.tree.map(manual.of, state), *(None if x is None else cut for x in rows)
+    mapped = jax.shard_map(local, mesh=sharding.mesh, in_specs=specs, out_specs=cut)
+    return mapped(state, *rows)
+
+
+def _manual(state: Any, sharding: Any) -> _Manual | None:
+    mesh = sharding.mesh
+    if mesh.empty or AxisType.Explicit not in mesh.axis_types or not sharding.spec:
+        return None
+    batch = _flat(sharding.spec[0])
+    if any(size > 1 for axis, size in mesh.shape.items() if axis not in batch):
+        return None
+    cut: dict[str, tuple[str, ...]] = {}
+    for leaf in jax.tree.leaves(state, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)):
+        axes = leaf.get_metadata().get("out_sharding") or ()
+        entries = jax.typeof(leaf[...]).sharding.spec
+        for name, entry in zip(axes, entries, strict=False):
+            if name is not None and any(mesh.shape[a] > 1 for a in _flat(entry)):
+                cut[name] = _flat(entry)
+    if not cut or not {a for parts in cut.values() for a in parts} <= set(batch):
+        return None
+    return _Manual(batch, cut)
 
 
 def _flat(entry: Any) -> tuple[str, ...]:

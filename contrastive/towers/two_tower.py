@@ -10,7 +10,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, UInt8
 
 from contrastive.errors import ConfigError
-from contrastive.towers import layers
+from contrastive.towers import layers, sharding
 from contrastive.towers.convnet import ConvTower, ConvTowerConfig
 from contrastive.towers.text import TextTransformer, TextTransformerConfig
 from contrastive.towers.vit import VisionTransformer, VisionTransformerConfig
@@ -110,7 +110,8 @@ class TwoTower(nnx.Module):
         """
         keys = _row_keys(images, deterministic, rngs, rows)
         x = self._normalise(images).astype(self.config.dtype)
-        return self.image(x, keys=keys).astype(jnp.float32)
+        rows = sharding.on_rows(self.image, lambda tower, x, keys: tower(x, keys=keys), x, keys)
+        return rows.astype(jnp.float32)
 
     def encode_text(
         self,
@@ -123,7 +124,11 @@ class TwoTower(nnx.Module):
         """Raw float32 rows of texts; arguments as in :meth:`encode_image`."""
         keys = _row_keys(tokens, deterministic, rngs, rows)
         dtype = jnp.dtype(self.config.dtype)
-        return self.text(tokens, dtype=dtype, keys=keys).astype(jnp.float32)
+
+        def encode(tower: TextTransformer, tokens: jax.Array, keys: jax.Array | None) -> jax.Array:
+            return tower(tokens, dtype=dtype, keys=keys)
+
+        return sharding.on_rows(self.text, encode, tokens, keys).astype(jnp.float32)
 
     def _normalise(self, images: jax.Array) -> jax.Array:
         x = images.astype(jnp.float32)

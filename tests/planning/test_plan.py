@@ -185,6 +185,9 @@ def test_the_refusal_of_the_compiler_is_read():
         ("cpu:2x2", "give the number"),
         ("h100:64", "nodes x GPUs"),
         ("v5e:0x4", "at least 1"),
+        pytest.param(
+            "v6e:32x32", r"at most 16 chips a side.*v6e:16x16\*2", marks=needs_tpu_compiler
+        ),
         pytest.param("v5e:3x5", "knows no v5e of 3x5", marks=needs_tpu_compiler),
     ],
 )
@@ -192,6 +195,20 @@ def test_unknown_machines_are_one_sentence(name, words):
     with pytest.raises(ConfigError, match=words) as caught:
         find_topology(name)
     assert "\n" not in str(caught.value)
+
+
+@needs_tpu_compiler
+@pytest.mark.parametrize(
+    "name, slices, devices", [("v4:2x2x4", 1, 16), ("v5p:2x2x4", 1, 16), ("v5e:4x4*2", 2, 32)]
+)
+def test_machines_have_one_device_a_chip_and_their_slices(name, slices, devices):
+    machine = find_topology(name)
+    assert len(machine.devices) == devices
+    mesh = make_mesh(small(**{"mesh.slice": slices, "mesh.fsdp": 4}).mesh, machine.devices)
+    assert mesh.shape["slice"] == slices
+    assert machine.unit == devices // slices
+    with pytest.raises(ConfigError, match=r"config\.mesh\.slice"):
+        make_mesh(small(**{"mesh.slice": 4}).mesh, machine.devices)
 
 
 def test_a_mesh_that_does_not_fit_the_machine_is_one_sentence():
@@ -229,5 +246,19 @@ def test_a_small_depth_pod_program_compiles_for_two_meshes(tmp_path):
     assert estimate["step_seconds"] <= estimate["step_seconds_without_overlap"]
     pairs = 256 * 32 * 12  # no more than on 8 devices for each pair: the ring's traffic is B · d
     assert pairs < found["loss_sent_bytes_per_device"] < pairs + 256 * 128
-    axes = {tuple(row["axes"]) for row in found["collectives"]}
-    assert any("fsdp" in one for one in axes)
+    check_fsdp(found["collectives"], found["parameters"], fsdp=4)
+
+
+def check_fsdp(rows, parameters, *, fsdp):
+    """Gradients are scattered over fsdp, their parts summed over the replicas, and nothing of the
+    size of the parameters is summed over all devices."""
+    rows = [row for row in rows if not row["loss"]]
+
+    def payload(kind, *axes):
+        return sum(r["payload_bytes"] for r in rows if (r["kind"], r["axes"]) == (kind, [*axes]))
+
+    assert 0.9 * 2 * parameters < payload("reduce-scatter", "fsdp") < 1.2 * 2 * parameters
+    assert 0.9 * 4 * parameters / fsdp < payload("all-reduce", "data") < 1.3 * 4 * parameters / fsdp
+    assert payload("all-reduce", "data", "fsdp") < 0.05 * parameters
+    # Gathered forward and, by rematerialisation, once more backward.
+    assert 2 * parameters < payload("all-gather", "fsdp") < 1.2 * 4 * parameters

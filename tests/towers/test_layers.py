@@ -147,3 +147,14 @@ def test_projection_none_needs_equal_sizes():
     assert layers.projection("none", 8, 8, rngs=nnx.Rngs(0)) is None
     with pytest.raises(ValueError, match="width 8 and embedding size 16"):
         layers.projection("none", 8, 16, rngs=nnx.Rngs(0))
+
+
+def test_the_exact_gelu_of_sharded_towers_is_the_usual_one():
+    """Under shard_map JAX's own has no gradient, so there is a second one."""
+    x = jnp.linspace(-6.0, 6.0, 401)
+    ours, usual = (
+        jax.vmap(jax.value_and_grad(f))(x)
+        for f in (layers._gelu, lambda v: jax.nn.gelu(v, approximate=False))
+    )
+    for a, b in zip(ours, usual, strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6)
