@@ -7,8 +7,8 @@ The argument chooses the image tower: ``b32``, ``b16``, ``l14`` (Radford et al. 
 https://arxiv.org/abs/2103.00020: 32,768 pairs a step, 12.8 billion in all) or ``h14``
 (Cherti et al. 2022, https://arxiv.org/abs/2212.07143: 79,104 pairs a step, 34 billion in all).
 
-The data are synthetic (random pairs) until webdataset and TFDS readers exist: good for plans, dry
-runs and throughput, not for a model.
+The data are synthetic (random pairs): good for plans, dry runs and throughput. For a model, name
+yours, such as ``--config.data.source='laion/{00000..41455}.tar'`` (docs/data.md).
 """
 
 from ml_collections import ConfigDict

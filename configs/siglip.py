@@ -10,8 +10,8 @@ with 20,000 steps of warm-up and cosine, decoupled weight decay 1e-4 a step (her
 learning rate: 0.1), second-moment decay .95, gradients of norm 1 at most. The papers use an
 Adafactor; here it is AdamW.
 
-The data are synthetic (random pairs) until webdataset and TFDS readers exist: good for plans, dry
-runs and throughput, not for a model.
+The data are synthetic (random pairs): good for plans, dry runs and throughput. For a model, name
+yours, such as ``--config.data.source='laion/{00000..41455}.tar'`` (docs/data.md).
 """
 
 from ml_collections import ConfigDict

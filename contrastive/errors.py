@@ -16,5 +16,9 @@ class DataError(UserError):
     """Data is missing, empty or unreadable."""
 
 
+class NoSuchSplit(DataError):
+    """The data is there, but has no such split: fine where a split may be missing."""
+
+
 class CheckpointError(UserError):
     """A checkpoint is missing, damaged or belongs to another configuration."""

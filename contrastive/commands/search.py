@@ -20,7 +20,7 @@ from contrastive.commands.pictures import (
 from contrastive.data.records import Source
 from contrastive.data.sources import open_source
 from contrastive.data.transforms import decode_image, square
-from contrastive.errors import DataError, UserError
+from contrastive.errors import NoSuchSplit, UserError
 from contrastive.evaluation import ranking
 from contrastive.inference import Model, load
 from contrastive.mesh import Devices
@@ -131,7 +131,7 @@ def _sources(model: Model) -> list[Source]:
     for split in _EMOJI_SPLITS if data.source == "emoji" else _CSV_SPLITS:
         try:
             sources.append(open_source(data, split))
-        except DataError:
+        except NoSuchSplit:
             if split in ("train", *_EMOJI_SPLITS):
                 raise  # every table has this one
     return sources

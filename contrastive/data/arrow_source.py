@@ -23,7 +23,7 @@ from contrastive.data.config import FieldsConfig
 from contrastive.data.fields import Fields
 from contrastive.data.records import DataErrors, Record, SampleError
 from contrastive.data.splits import rows_of_split
-from contrastive.errors import DataError
+from contrastive.errors import DataError, NoSuchSplit
 
 _CACHED_BYTES = 256 << 20  # of decoded row groups
 _BINARY = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
@@ -183,7 +183,7 @@ def _paths(pattern: str, kind: str, split: str, named: bool) -> tuple[list[str],
         return paths, named
     chosen = [path for path, name in zip(paths, splits, strict=True) if name == split]
     if not chosen:
-        raise DataError(f"{pattern} has no files of the split {split!r}; it has {set(splits)}.")
+        raise NoSuchSplit(f"{pattern} has no files of the split {split!r}; it has {set(splits)}.")
     return chosen, True
 
 

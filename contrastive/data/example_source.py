@@ -20,7 +20,7 @@ from contrastive.data.config import FieldsConfig
 from contrastive.data.fields import Fields
 from contrastive.data.records import DataErrors, Record, SampleError
 from contrastive.data.splits import HELD_OUT, check_split, fraction, nonempty
-from contrastive.errors import DataError
+from contrastive.errors import DataError, NoSuchSplit
 
 _SUFFIXES = (".array_record", ".arrayrecord")
 
@@ -146,7 +146,7 @@ def open_tfds(
     known = list(builder.info.splits)
     wanted = pinned if pinned and split == "train" else split
     if wanted.partition("[")[0] not in known:
-        raise DataError(f"{source} has no split {wanted!r}; it has {', '.join(known)}.")
+        raise NoSuchSplit(f"{source} has no split {wanted!r}; it has {', '.join(known)}.")
     payloads = builder.as_data_source(
         split=wanted, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
     )

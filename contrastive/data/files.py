@@ -50,6 +50,10 @@ def _choices(inside: str, pattern: str) -> list[str]:
     )
 
 
+class NothingThere(DataError):
+    """None of the files that a pattern names is there."""
+
+
 def expand(pattern: str, suffixes: Sequence[str] = ()) -> list[str]:
     """The files that a pattern names, in order.
 
@@ -76,7 +80,7 @@ def expand(pattern: str, suffixes: Sequence[str] = ()) -> list[str]:
         found += sorted(matches)
     if missing:
         more = f" and {len(missing) - _MOST_NAMED} more" if len(missing) > _MOST_NAMED else ""
-        raise DataError(
+        raise (DataError if found else NothingThere)(
             f"{pattern}: {len(missing)} of the files that it names are not there or hold nothing: "
             f"{', '.join(missing[:_MOST_NAMED])}{more}."
         )

@@ -12,7 +12,7 @@ from contrastive.data.config import FieldsConfig
 from contrastive.data.fields import decode_text, encoded
 from contrastive.data.records import DataErrors, Record, SampleError
 from contrastive.data.splits import HELD_OUT, check_split, fraction, nonempty
-from contrastive.errors import DataError
+from contrastive.errors import DataError, NoSuchSplit
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 _SPLIT_FOLDERS = {"train": ("train",), HELD_OUT: (HELD_OUT, "valid", "val"), "test": ("test",)}
@@ -79,12 +79,13 @@ def open_folder(source: str, split: str, config: FieldsConfig) -> FolderSource:
     path = pathlib.Path(source.replace("{split}", split)).expanduser()
     named = "{split}" in source
     if not path.is_dir():
-        raise DataError(f"There is no folder {path}.")
+        error = NoSuchSplit if named and split != "train" else DataError
+        raise error(f"There is no folder {path}.")
     if not named and (path / "train").is_dir():
         found = [path / name for name in _SPLIT_FOLDERS.get(split, (split,))]
         named, path = True, next((folder for folder in found if folder.is_dir()), found[0])
         if not path.is_dir():
-            raise DataError(f"{source} has no folder for the split {split!r}.")
+            raise NoSuchSplit(f"{source} has no folder for the split {split!r}.")
     names, texts = _scan(path)
     if not names:
         raise DataError(f"{path} holds no picture ({', '.join(SUFFIXES)}).")

@@ -9,7 +9,7 @@ from contrastive.data.csv_source import CsvSource, read_csv
 from contrastive.data.mixture import Mixture
 from contrastive.data.records import Source, Subset
 from contrastive.data.splits import content_ids, rows_of_split
-from contrastive.errors import DataError
+from contrastive.errors import NoSuchSplit
 
 __all__ = ["content_ids", "open_source"]
 
@@ -18,7 +18,8 @@ def open_source(config: DataConfig, split: str) -> Source:
     """Opens the records of a split: ``train`` or one of the source's evaluation splits.
 
     Raises:
-      DataError: The data is missing or empty, or has no such split.
+      DataError: The data is missing, empty or damaged.
+      NoSuchSplit: There is no such split.
     """
     kind = config.kind
     if kind == "emoji":
@@ -27,7 +28,7 @@ def open_source(config: DataConfig, split: str) -> Source:
         from contrastive.data.synthetic import SyntheticSource
 
         if split != "train":
-            raise DataError(f"synthetic pairs have only the split 'train', not {split!r}.")
+            raise NoSuchSplit(f"synthetic pairs have only the split 'train', not {split!r}.")
         return SyntheticSource(config)
     if kind == "mixture":
         return _open_mixture(config, split)
@@ -35,7 +36,12 @@ def open_source(config: DataConfig, split: str) -> Source:
         return _open_csv(config, split, kind)
     from contrastive.data import readers  # brings libraries that the formats above do without
 
-    return readers.open_reader(config, kind, split)
+    try:
+        return readers.open_reader(config, kind, split)
+    except files.NothingThere as error:
+        if split != "train" and "{split}" in config.source:
+            raise NoSuchSplit(str(error)) from error
+        raise
 
 
 def _open_mixture(config: DataConfig, split: str) -> Mixture:
@@ -52,17 +58,19 @@ def _open_mixture(config: DataConfig, split: str) -> Mixture:
         )
         try:
             parts.append((part.name, part.weight, open_source(own, split)))
-        except DataError:
+        except NoSuchSplit:
             if split == "train":
                 raise
     if not parts:
-        raise DataError(f"no part of the mixture has the split {split!r}.")
+        raise NoSuchSplit(f"no part of the mixture has the split {split!r}.")
     return Mixture(parts)
 
 
 def _open_csv(config: DataConfig, split: str, kind: str) -> Source:
     name, named = files.of_split(config.source, split)
     path = pathlib.Path(name).expanduser()
+    if named and split != "train" and not path.exists():
+        raise NoSuchSplit(f"There is no file {path}.")
     rows = read_csv(path, config.csv, tabs=kind == "tsv")
     if not named:
         chosen = rows_of_split(

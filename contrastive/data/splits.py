@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Int64, Integer
 
 from contrastive.data.captions import canonical
-from contrastive.errors import DataError
+from contrastive.errors import NoSuchSplit
 
 HELD_OUT = "validation"
 
@@ -43,7 +43,7 @@ def rows_of_split(
         chosen = [row for row, name in enumerate(named) if name == split]
         if not chosen:
             found = ", ".join(sorted({repr(name) for name in named})[:10])
-            raise DataError(
+            raise NoSuchSplit(
                 f"{where} has no row of the split {split!r}; its {field} holds {found}."
             )
         return np.array(chosen, np.int64)
@@ -68,9 +68,9 @@ def _features(row: int, pair: tuple[object, str]) -> tuple[object, str]:
 
 
 def check_split(where: str, split: str, field: str) -> None:
-    """Raises :class:`DataError` unless the split is one that a source without names has."""
+    """Raises :class:`NoSuchSplit` unless the split is one that a source without names has."""
     if split not in ("train", HELD_OUT):
-        raise DataError(
+        raise NoSuchSplit(
             f"{where} has the splits 'train' and {HELD_OUT!r}, not {split!r}; a {field} would name "
             "others."
         )
@@ -79,9 +79,9 @@ def check_split(where: str, split: str, field: str) -> None:
 def nonempty(
     where: str, split: str, rows: Integer[np.ndarray, " n"], setting: str
 ) -> Integer[np.ndarray, " n"]:
-    """The rows; :class:`DataError` if there are none."""
+    """The rows; :class:`NoSuchSplit` if there are none."""
     if not len(rows):
-        raise DataError(f"{where} leaves no row for the split {split!r} at {setting}.")
+        raise NoSuchSplit(f"{where} leaves no row for the split {split!r} at {setting}.")
     return rows
 
 

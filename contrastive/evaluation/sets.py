@@ -12,7 +12,7 @@ from contrastive.data.config import DataConfig
 from contrastive.data.examples import read_evaluation_pairs
 from contrastive.data.records import Record, Source, Subset
 from contrastive.data.sources import open_source
-from contrastive.errors import DataError
+from contrastive.errors import NoSuchSplit
 from contrastive.evaluation.emoji_classes import SUBGROUP_NAMES
 
 # Splits of a CSV file that are evaluated, as far as it has them.
@@ -165,10 +165,10 @@ def _csv_sets(data: DataConfig, most: int, only: Iterable[str] | None) -> Iterab
             continue
         try:
             source = open_source(data, name)
-        except DataError:
+        except NoSuchSplit:
             if name == "train":
                 raise
-            continue  # the file has no such split
+            continue
         pairs = read_evaluation_pairs(_part(source, evenly(len(source), most)), data)
         yield _unique(name, pairs.images, pairs.records, pairs.ids)
 
