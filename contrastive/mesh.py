@@ -20,9 +20,6 @@ Devices: TypeAlias = Sequence[Any]  # of jax.Device, a name that exists at run t
 # The batch is cut over these; the order is the order of the axes in the mesh, slow links first.
 BATCH_AXES = ("slice", "data", "fsdp")
 
-# Those of them that no parameter is cut over.
-REPLICA_AXES = ("slice", "data")
-
 # Where the logical axes of parameters go; see contrastive.towers.LOGICAL_AXES. All others are
 # whole. Optimizer moments and moving averages lie where their parameters lie.
 PARAMETER_RULES = (("embed", "fsdp"), ("mlp", "tensor"), ("heads", "tensor"))

@@ -22,7 +22,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Shaped
 
 from contrastive.errors import ConfigError
-from contrastive.mesh import REPLICA_AXES
 
 Encode = Callable[[Any, Array, Array], Array]
 """``(parameters, inputs [rows, ...], row numbers [rows]) -> embeddings [rows, dim]``."""
@@ -37,10 +36,10 @@ def encode_rows(
     """The rows of ``encode`` for the whole batch, computed ``microbatches`` chunks at a time.
 
     On a mesh every chunk lies on all devices: each contributes ``rows / (devices · microbatches)``
-    of its own rows, so nothing moves between them. Gradients of the parameters are summed over the
-    chunks first, and over the replicas (the axes ``slice`` and ``data``) once, at the end. Row
-    numbers are those of the global batch: an encoder that draws its dropout from them draws the
-    same masks in any number of chunks.
+    of its own rows, so no row moves between them. The gradient of the parameters is summed over the
+    devices once for each chunk, unless the compiler moves the sum out of the loop. Row numbers are
+    those of the global batch: an encoder that draws its dropout from them draws the same masks in
+    any number of chunks.
 
     Args:
       encode: Computes each row from its input and its number alone.
@@ -58,24 +57,7 @@ def encode_rows(
     if microbatches == 1:
         return encode(parameters, inputs, numbers)
     check_microbatches(inputs.shape[0], microbatches, 1 if layout is None else _parts(layout))
-    replicas = () if layout is None else _replica_axes(layout)
-    if layout is None or not replicas:
-        return _in_chunks(encode, parameters, inputs, numbers, microbatches)
-
-    def on_replica(parameters: Any, inputs: Array, numbers: Array) -> Array:
-        # Each replica takes the parameters as its own: what is summed over replicas is the
-        # gradient of all chunks, not one for each.
-        own = jax.tree.map(lambda p: jax.lax.pcast(p, replicas, to="varying"), parameters)
-        return _in_chunks(encode, own, inputs, numbers, microbatches)
-
-    rows = PartitionSpec(replicas)
-    return jax.shard_map(
-        on_replica,
-        mesh=layout.mesh,
-        in_specs=(PartitionSpec(), rows, rows),
-        out_specs=rows,
-        axis_names=set(replicas),
-    )(parameters, inputs, numbers)
+    return _in_chunks(encode, parameters, inputs, numbers, microbatches)
 
 
 def _in_chunks(encode: Encode, parameters: Any, inputs: Array, numbers: Array, k: int) -> Array:
@@ -86,14 +68,6 @@ def _in_chunks(encode: Encode, parameters: Any, inputs: Array, numbers: Array, k
     chunks = tuple(_split(x, k, parts, layout) for x in (inputs, numbers))
     _, rows = jax.lax.scan(lambda _, c: (None, chunk(*c)), None, chunks)
     return _join(rows, parts, layout)
-
-
-def _replica_axes(layout: NamedSharding) -> tuple[str, ...]:
-    """The axes that cut the rows and no parameter; none where there is one replica."""
-    axes = layout.spec[0]
-    replicas = [a for a in (axes if isinstance(axes, tuple) else (axes,)) if a in REPLICA_AXES]
-    count = math.prod(layout.mesh.shape[axis] for axis in replicas)
-    return tuple(replicas) if count > 1 else ()
 
 
 def check_microbatches(batch_size: int, microbatches: int, parts: int) -> None:

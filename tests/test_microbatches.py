@@ -14,8 +14,6 @@ from contrastive.losses import clip_loss
 from contrastive.mesh import MeshConfig
 from contrastive.microbatches import encode_rows
 from contrastive.objectives import LossConfig, make_objective
-from contrastive.planning.collectives import collectives
-from contrastive.planning.hlo import parse
 from contrastive.towers import TextTransformerConfig, TwoTower, TwoTowerConfig
 from contrastive.towers.convnet import ConvTowerConfig
 from contrastive.towers.vit import VisionTransformerConfig
@@ -184,35 +182,3 @@ def test_the_loss_is_computed_once():
 def test_a_batch_that_does_not_divide_is_refused_with_its_sizes():
     with pytest.raises(ConfigError, match=r"microbatches = 3 .* 64 rows .* multiple of 3"):
         slope(3, image=CONV, dropout=0.0)
-
-
-@pytest.mark.parametrize("mesh", [{"data": 8}, {"slice": 2, "data": 4}, {"data": 4, "fsdp": 2}])
-def test_gradients_cross_the_replicas_once_not_once_a_chunk(mesh):
-    shape = MeshConfig(**mesh)
-    devices = mesh_lib.make_mesh(shape, jax.devices())
-    weights = np.random.default_rng(0).normal(size=(16, 32)).astype(np.float32)
-
-    def slope(k):
-        def loss(weights, x):
-            rows = encode_rows(lambda w, x, _: jnp.tanh(x @ w), weights, x, k)
-            return jnp.square(rows.sum(0)).sum()
-
-        x = np.random.default_rng(1).normal(size=(64, 16)).astype(np.float32)
-        with jax.set_mesh(devices):
-            inputs = (
-                jax.device_put(weights, mesh_lib.replicated(devices)),
-                jax.device_put(x, mesh_lib.batch_sharding(devices)),
-            )
-            program = jax.jit(jax.value_and_grad(loss)).lower(*inputs).compile()
-            return program, program(*inputs)
-
-    (_, want), (program, got) = slope(1), slope(4)
-    np.testing.assert_allclose(got[1], want[1], rtol=1e-4, atol=1e-3)
-    sums = [
-        (set(c.axes), c.payload_bytes)
-        for c in collectives(parse(program.as_text()), dict(devices.shape))
-        if c.kind == "all-reduce" and c.payload_bytes > weights.nbytes / 2
-    ]
-    replicas = {name for name in ("slice", "data") if mesh.get(name, 1) > 1}
-    across = [size for axes, size in sums if axes & replicas]
-    assert sum(across) < 1.2 * weights.nbytes + 256
