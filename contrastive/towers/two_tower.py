@@ -110,8 +110,8 @@ class TwoTower(nnx.Module):
         """
         keys = _row_keys(images, deterministic, rngs, rows)
         x = self._normalise(images).astype(self.config.dtype)
-        rows = sharding.on_rows(self.image, lambda tower, x, keys: tower(x, keys=keys), x, keys)
-        return rows.astype(jnp.float32)
+        y = sharding.on_rows(self.image, lambda tower, x, keys: tower(x, keys=keys), x, keys)
+        return y.astype(jnp.float32)
 
     def encode_text(
         self,

@@ -62,8 +62,8 @@ def test_a_plan_for_cpu_devices(cpu_plan):
     assert found["fits"]
     assert found["devices"] == 8
     assert 0 < found["peak_bytes_per_device"] < found["capacity_bytes"]
-    # state: float32 parameters and two moments, whole on each device, and two counters
-    assert found["state_bytes_per_device"] == 12 * found["parameters"] + 12
+    # state: float32 parameters and two moments, whole on each device, and a few counters
+    assert 0 < found["state_bytes_per_device"] - 12 * found["parameters"] <= 64
     assert found["batch_bytes_per_device"] == 8 * (16 * 16 * 3 + 8 * 4 + 4)
     assert found["estimate"] is None  # of CPUs nothing is known
     # The ring: a panel of the batch forward, a panel and its gradient back, in float32, and the
@@ -244,7 +244,7 @@ def test_a_small_depth_pod_program_compiles_for_two_meshes(tmp_path):
     assert found["state_bytes_per_device"] < 12 * found["parameters"] / 3.9
     estimate = found["estimate"]
     assert estimate["step_seconds"] <= estimate["step_seconds_without_overlap"]
-    pairs = 256 * 32 * 12  # no more than on 8 devices for each pair: the ring's traffic is B · d
+    pairs = 256 * 32 * 12 * (1 + 1 / 4)  # round fsdp, and a step along data after each round
     assert pairs < found["loss_sent_bytes_per_device"] < pairs + 256 * 128
     check_fsdp(found["collectives"], found["parameters"], fsdp=4)
 
@@ -260,5 +260,5 @@ def check_fsdp(rows, parameters, *, fsdp):
     assert 0.9 * 2 * parameters < payload("reduce-scatter", "fsdp") < 1.2 * 2 * parameters
     assert 0.9 * 4 * parameters / fsdp < payload("all-reduce", "data") < 1.3 * 4 * parameters / fsdp
     assert payload("all-reduce", "data", "fsdp") < 0.05 * parameters
-    # Gathered forward and, by rematerialisation, once more backward.
-    assert 2 * parameters < payload("all-gather", "fsdp") < 1.2 * 4 * parameters
+    # Gathered forward and, by rematerialisation, once more backward: at least in bfloat16.
+    assert payload("all-gather", "fsdp") > 4 * 0.9 * parameters
