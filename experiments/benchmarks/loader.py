@@ -56,8 +56,8 @@ _A_TAR = 500
 
 def photographs() -> list[Image.Image]:
     """The colour photographs that scikit-image and scikit-learn ship."""
-    import skimage.data
-    import sklearn.datasets
+    import skimage.data  # pyright: ignore[reportMissingImports]
+    import sklearn.datasets  # pyright: ignore[reportMissingImports]
 
     names = ("astronaut.png", "chelsea.png", "coffee.png", "rocket.jpg", "motorcycle_left.png")
     folder = pathlib.Path(skimage.data.__file__).parent
