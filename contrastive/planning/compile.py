@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import math
-import pathlib
 import re
 import time
 from typing import Any
@@ -14,7 +13,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from contrastive.assembly import Program, make_program
-from contrastive.data.tokenizer import read_tokenizer
+from contrastive.data.tokenizer import load_tokenizer
 from contrastive.inference import abstract_towers
 from contrastive.mesh import batch_sharding, check_batch_divides, make_mesh
 from contrastive.objectives import LOSS_SCOPE
@@ -119,22 +118,25 @@ def _forward(graphdef: Any, program: Program, state: TrainState, batch: Any) -> 
 
 
 def vocabulary_size(recipe: Recipe) -> int:
-    """Tokens of the tokenizer file that the recipe names; else as many as may be learned."""
+    """Tokens of the tokenizer that the recipe names; else as many as may be learned."""
     settings = recipe.data.tokenizer
-    if settings.path is None:
+    if settings.path is None and settings.preset is None:
         return settings.vocabulary_size
-    path = pathlib.Path(settings.path).expanduser()
-    return read_tokenizer(path, length=recipe.data.text_length, config=settings).vocabulary_size
+    return load_tokenizer(recipe.data).vocabulary_size
 
 
 def abstract_batch(recipe: Recipe, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and shardings of a batch."""
-    rows, size = recipe.batch_size, recipe.data.image_size
+    """Shapes and shardings of a batch. Files are taken to be so many that their samples are
+    checked as they come, unless the recipe says otherwise."""
+    data, rows = recipe.data, recipe.batch_size
     shapes = {
-        "image": ((rows, size, size, 3), jnp.uint8),
-        "text": ((rows, recipe.data.text_length), jnp.int32),
+        "image": ((rows, data.image_size, data.image_size, 3), jnp.uint8),
+        "text": ((rows, data.text_length), jnp.int32),
         "id": ((rows,), jnp.int32),
     }
+    files = data.kind not in ("emoji", "synthetic", "csv", "tsv")
+    if data.check == "during" or (data.check == "auto" and files):
+        shapes |= {"id": ((rows, 2), jnp.uint32), "weight": ((rows,), jnp.float32)}
     sharding = batch_sharding(mesh)
     return {
         name: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)

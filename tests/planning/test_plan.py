@@ -4,8 +4,10 @@ import dataclasses
 import importlib.util
 import io
 import json
+import pathlib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from ml_collections import ConfigDict
@@ -15,14 +17,15 @@ from contrastive.assembly import make_program
 from contrastive.commands.plan import candidates, plan, rank
 from contrastive.errors import ConfigError
 from contrastive.inference import abstract_towers
-from contrastive.mesh import make_mesh
+from contrastive.mesh import MeshConfig, make_mesh
 from contrastive.planning import compile as compile_lib
 from contrastive.planning.plan import advice, make_plan
 from contrastive.planning.table import format_plan, format_search
 from contrastive.planning.topology import find_topology
-from contrastive.recipe import Recipe
+from contrastive.recipe import Recipe, load_recipe
 from contrastive.training.state import init_state
 
+CLIP = str(pathlib.Path(__file__).parents[2] / "configs" / "clip.py:b16")
 needs_tpu_compiler = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="the TPU compiler is not installed"
 )
@@ -262,3 +265,17 @@ def check_fsdp(rows, parameters, *, fsdp):
     assert payload("all-reduce", "data", "fsdp") < 0.05 * parameters
     # Gathered forward and, by rematerialisation, once more backward: at least in bfloat16.
     assert payload("all-gather", "fsdp") > 4 * 0.9 * parameters
+
+
+def test_the_batch_and_vocabulary_are_those_of_training():
+    mesh = make_mesh(MeshConfig(), jax.devices()[:2])
+    plain = load_recipe(CLIP, [])
+    assert compile_lib.abstract_batch(plain, mesh)["id"].shape == (32_768,)
+    assert compile_lib.vocabulary_size(plain) == 49_408
+    overrides = ["source=laion/{00000..00099}.tar", "tokenizer.preset=clip"]
+    overrides += ["tokenizer.vocabulary_size=4096"]  # a learned one would have so many at most
+    large = load_recipe(CLIP, [f"--config.data.{x}" for x in overrides])
+    batch = compile_lib.abstract_batch(large, mesh)
+    assert (batch["id"].shape, batch["id"].dtype) == ((32_768, 2), jnp.uint32)
+    assert batch["weight"].shape == (32_768,)
+    assert compile_lib.vocabulary_size(large) == 49_408
