@@ -123,10 +123,10 @@ class Batch:
         args = {n: put(v) for n, v in self.args.items()}
         options = {n: put(v) for n, v in self.options.items()}
 
-        def value(args):
+        def value(args, options):
             return self.loss(**args, **options, partition=partition, **more)
 
-        value, grads = jax.jit(jax.value_and_grad(value))(args)
+        value, grads = jax.jit(jax.value_and_grad(value))(args, options)
         return value, [grads[n] for n in self.names]
 
     def check(self, got, tolerance):
