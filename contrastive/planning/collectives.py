@@ -53,7 +53,9 @@ def collectives(module: Module, mesh: Mapping[str, int]) -> list[Collective]:
         if group < 2:
             continue
         payload = _payload(kind, exchange, group)
-        entry = found.setdefault((kind, axes, group, LOSS_SCOPE in exchange.op_name), [0, 0, 0])
+        # The loss sums only scalars, which the compiler may combine with the gradients' sum.
+        loss = LOSS_SCOPE in exchange.op_name and kind != "all-reduce"
+        entry = found.setdefault((kind, axes, group, loss), [0, 0, 0])
         entry[0] += times
         entry[1] += times * payload
         entry[2] += times * _sent(kind, payload, group)
