@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 USER_ERROR = 2  # something that a person has to put right
 NON_FINITE = 3  # a loss that is not finite: once may be the machine, twice in a row is the run
+_STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # after a checkpoint, by itself
 _LONG = 600.0  # a run that lived so long starts the waiting times anew
 
 
@@ -20,7 +21,8 @@ class Supervisor:
     """Runs a command in a process group of its own, at most ``1 + restarts`` times.
 
     Not started again: what ended well, what ended with a user error (:data:`USER_ERROR`), what was
-    told to stop (SIGTERM and SIGINT are passed on), and two losses in a row that are not finite.
+    told to stop (SIGTERM and SIGINT are passed on; a run that they reach directly says so by its
+    status), and two losses in a row that are not finite.
 
     Args:
       command: The command that trains.
@@ -58,9 +60,9 @@ class Supervisor:
         wait, before, attempt = self._wait, None, 0
         while True:
             begin = time.monotonic()
-            status = self._once()
+            status, in_order = self._once()
             lived = time.monotonic() - begin
-            if self._told is not None or status in (0, USER_ERROR):
+            if self._told is not None or in_order or status in (0, USER_ERROR):
                 return status
             if status == before == NON_FINITE:
                 self._say("the loss was not finite twice in a row; not started again.")
@@ -80,14 +82,15 @@ class Supervisor:
                 return 128 + self._told
             wait = min(2 * wait, 60.0)
 
-    def _once(self) -> int:
+    def _once(self) -> tuple[int, bool]:
+        """The exit status, and whether it is that of a run which a signal told to stop."""
         self._child = subprocess.Popen(self._command, start_new_session=True)
         if self._told is not None:  # between two attempts
             self._child.send_signal(self._told)
         status = self._child.wait()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._child.pid, signal.SIGKILL)  # workers that outlived it
-        return status if status >= 0 else 128 - status
+        return (status, status in _STOPPED) if status >= 0 else (128 - status, False)
 
     def _pass_on(self, number: int, _: object) -> None:
         self._told = number

@@ -47,8 +47,8 @@ def strike_at_batch(number, batch):
     if due("length", number):
         batch = batch | {"text": batch["text"][:, :-1]}
     if fault := due("clock", number):
-        real = time.time
-        time.time = lambda: real() + fault["seconds"]
+        real, jump = time.time, fault["seconds"]
+        time.time = lambda: real() + jump
     if fault := due("disk", number):  # as if full: no file may grow beyond this
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]

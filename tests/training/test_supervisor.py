@@ -46,6 +46,11 @@ def test_what_is_killed_or_aborts_is_started_again(supervise):
     assert "ended with status 75" in said[2]
 
 
+def test_a_child_that_stopped_in_order_is_not_started_again(supervise):
+    assert supervise("sys.exit(143)")[:2] == (143, 1)
+    assert supervise("os.kill(os.getpid(), signal.SIGTERM) if life == 1 else 0")[:2] == (0, 2)
+
+
 def test_a_new_run_is_started_only_once(tmp_path):
     seen = tmp_path / "seen"
     program = f"import sys; print(sys.argv[1], file=open({str(seen)!r}, 'a')); sys.exit(75)"
