@@ -96,6 +96,50 @@ def make_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
+    _add_train(commands)
+    _add_plan(commands)
+
+    evaluate = commands.add_parser(
+        "evaluate", help="evaluate a trained model again", allow_abbrev=False
+    )
+    _add_workdir(evaluate)
+    evaluate.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of a table"
+    )
+    evaluate.set_defaults(run=_evaluate, parser=evaluate)
+
+    report = commands.add_parser(
+        "report", help="write the report page of a run again", allow_abbrev=False
+    )
+    _add_workdir(report)
+    report.set_defaults(run=_report, parser=report)
+
+    search = commands.add_parser("search", help="find pictures by words", allow_abbrev=False)
+    _add_workdir(search)
+    search.add_argument("query", nargs="+", help="what to look for")
+    search.add_argument(
+        "--images",
+        type=pathlib.Path,
+        help="a folder of pictures; without it, the data set's pictures that were not trained on",
+    )
+    search.add_argument("--top", type=int, default=10, help="how many to show (10)")
+    search.set_defaults(run=_search, parser=search)
+
+    embed = commands.add_parser(
+        "embed", help="write the embeddings of pictures or texts", allow_abbrev=False
+    )
+    _add_workdir(embed)
+    embed.add_argument(
+        "input", type=pathlib.Path, help="a folder of pictures, or a text file with a text a line"
+    )
+    embed.add_argument("--output", type=pathlib.Path, required=True, help="the .npz file to write")
+    embed.set_defaults(run=_embed, parser=embed)
+
+    _add_data_commands(commands)
+    return parser
+
+
+def _add_train(commands: Any) -> None:
     train = commands.add_parser(
         "train", help="train a model, evaluate it, write its report", allow_abbrev=False
     )
@@ -154,6 +198,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     train.set_defaults(run=_train, parser=train)
 
+
+def _add_plan(commands: Any) -> None:
     plan = commands.add_parser(
         "plan",
         help="compile the train step for a TPU pod or GPU cluster: memory, traffic, time",
@@ -181,45 +227,6 @@ def make_parser() -> argparse.ArgumentParser:
         help="try up to N (9) meshes, rematerialisation policies and microbatches",
     )
     plan.set_defaults(run=_plan, parser=plan)
-
-    evaluate = commands.add_parser(
-        "evaluate", help="evaluate a trained model again", allow_abbrev=False
-    )
-    _add_workdir(evaluate)
-    evaluate.add_argument(
-        "--json", action="store_true", help="print one JSON object instead of a table"
-    )
-    evaluate.set_defaults(run=_evaluate, parser=evaluate)
-
-    report = commands.add_parser(
-        "report", help="write the report page of a run again", allow_abbrev=False
-    )
-    _add_workdir(report)
-    report.set_defaults(run=_report, parser=report)
-
-    search = commands.add_parser("search", help="find pictures by words", allow_abbrev=False)
-    _add_workdir(search)
-    search.add_argument("query", nargs="+", help="what to look for")
-    search.add_argument(
-        "--images",
-        type=pathlib.Path,
-        help="a folder of pictures; without it, the data set's pictures that were not trained on",
-    )
-    search.add_argument("--top", type=int, default=10, help="how many to show (10)")
-    search.set_defaults(run=_search, parser=search)
-
-    embed = commands.add_parser(
-        "embed", help="write the embeddings of pictures or texts", allow_abbrev=False
-    )
-    _add_workdir(embed)
-    embed.add_argument(
-        "input", type=pathlib.Path, help="a folder of pictures, or a text file with a text a line"
-    )
-    embed.add_argument("--output", type=pathlib.Path, required=True, help="the .npz file to write")
-    embed.set_defaults(run=_embed, parser=embed)
-
-    _add_data_commands(commands)
-    return parser
 
 
 def _add_data_commands(commands: Any) -> None:
