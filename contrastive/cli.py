@@ -143,11 +143,7 @@ def _add_train(commands: Any) -> None:
     train = commands.add_parser(
         "train", help="train a model, evaluate it, write its report", allow_abbrev=False
     )
-    train.add_argument(
-        "--config",
-        required=True,
-        help="a recipe, FILE.py or FILE.py:ARGUMENT; --config.KEY=VALUE changes a key",
-    )
+    _add_config(train)
     train.add_argument(
         "--workdir",
         required=True,
@@ -205,11 +201,7 @@ def _add_plan(commands: Any) -> None:
         help="compile the train step for a TPU pod or GPU cluster: memory, traffic, time",
         allow_abbrev=False,
     )
-    plan.add_argument(
-        "--config",
-        required=True,
-        help="a recipe, FILE.py or FILE.py:ARGUMENT; --config.KEY=VALUE changes a key",
-    )
+    _add_config(plan)
     plan.add_argument(
         "--topology",
         required=True,
@@ -240,9 +232,7 @@ def _add_data_commands(commands: Any) -> None:
     }
     for name, summary in summaries.items():
         action = inner.add_parser(name, help=summary, allow_abbrev=False)
-        action.add_argument(
-            "--config", required=True, help="a recipe; --config.data.KEY=VALUE changes a key"
-        )
+        _add_config(action)
         if name == "index":
             action.add_argument(
                 "--workers", type=int, default=0, help="processes that read tars (0: this one)"
@@ -270,6 +260,14 @@ def _add_data_commands(commands: Any) -> None:
                 "--shard-size", type=int, default=10_000, help="samples a file (10,000)"
             )
         action.set_defaults(run=_data, parser=action)
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config",
+        required=True,
+        help="a recipe, FILE.py or FILE.py:ARGUMENT; --config.KEY=VALUE changes a key",
+    )
 
 
 def _add_workdir(parser: argparse.ArgumentParser) -> None:
