@@ -4,7 +4,7 @@ WORKDIR ?= runs/emoji
 CONFIG ?= configs/emoji.py:clip
 WORKERS ?= 2
 
-.PHONY: help env parity train test test-slow lint clean
+.PHONY: help env env-plan parity train test test-slow lint clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -12,16 +12,19 @@ help:  ## list the targets
 env:  ## create .venv with pinned dependencies (does nothing when it is up to date)
 	@sh launch/environment.sh
 
+env-plan:  ## add the compilers that `contrastive plan` uses: libtpu, CUDA (1 GB)
+	@sh launch/environment.sh plan
+
 parity: env  ## create .venv-parity: PyTorch and the libraries that this one is compared with
 	@sh launch/parity_environment.sh
 
 train: env  ## train the emoji model (about 4 minutes), evaluate it, write the report; resumes; ARGS=... passes more
 	@JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(PYTHON) -m contrastive.cli train --config=$(CONFIG) --workdir=$(WORKDIR) $(ARGS)
 
-test: env  ## run the test suite; ARGS="-k name" selects
+test: env-plan  ## run the test suite; ARGS="-k name" selects
 	@$(PYTHON) -m pytest -n $(WORKERS) $(ARGS)
 
-test-slow: env  ## the full cross products and full-size programs
+test-slow: env-plan  ## the full cross products and full-size programs
 	@$(PYTHON) -m pytest -n $(WORKERS) -m slow $(ARGS)
 
 lint: env  ## formatting, lint and types

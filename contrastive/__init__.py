@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from contrastive.geometry import normalize
-    from contrastive.inference import load
+    from contrastive.loading import load
 
 __all__ = ["load", "normalize"]
 __version__ = "0.1.0"
@@ -25,7 +25,7 @@ def __getattr__(name: str) -> Any:
 
         return normalize
     if name == "load":
-        from contrastive.inference import load
+        from contrastive.loading import load
 
         return load
     raise AttributeError(f"module 'contrastive' has no attribute {name!r}")

@@ -1,6 +1,5 @@
 """A trained model in use: pictures and texts to unit rows."""
 
-import logging
 import math
 import os
 import pathlib
@@ -15,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Float32, Shaped
 from PIL import Image
 
-from contrastive.data.pipeline import DataConfig, load_tokenizer
+from contrastive.data.config import DataConfig
 from contrastive.data.records import SampleError
 from contrastive.data.tokenizer import Tokenizer
 from contrastive.data.transforms import Rule, decode_image, evaluation_image
@@ -34,7 +33,6 @@ from contrastive.objectives import LossConfig, start_values
 from contrastive.towers import TwoTower, TwoTowerConfig
 
 Picture: TypeAlias = str | os.PathLike | bytes | Image.Image | np.ndarray
-_log = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -230,38 +228,6 @@ class Model:
             for part, values in _one_ahead(encoded()):
                 rows[part.start : part.stop] = np.asarray(values.addressable_data(0))[: len(part)]
         return rows
-
-
-def load(
-    path: str | os.PathLike, *, devices: Devices | None = None, batch_size: int = 256
-) -> Model:
-    """The model of a run: settings, tokenizer and the newest checkpoint that can be read.
-
-    Args:
-      path: The run's folder.
-      devices: Where to compute; None: the default device. Need not be those of the training.
-      batch_size: Rows that are encoded at a time.
-
-    Raises:
-      UserError: ``path`` is not the folder of a run.
-      CheckpointError: No checkpoint can be read.
-    """
-    from contrastive.recipe import read_recipe  # the root of the settings knows all rooms below
-    from contrastive.training.checkpoint import read_parameters
-
-    workdir = pathlib.Path(path)
-    recipe = read_recipe(workdir)
-    tokenizer = load_tokenizer(recipe.data, None, workdir)
-    mesh = make_mesh(MeshConfig(), jax.devices()[:1] if devices is None else devices)
-    abstract = nnx.eval_shape(lambda: build_towers(recipe, tokenizer, rngs=nnx.Rngs(0)))
-    graphdef, parameters = nnx.split(abstract)
-    target = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(mesh)), parameters
-    )
-    average = recipe.average_decay is not None  # evaluation during training uses it too
-    restored = read_parameters(workdir, target, average=average, notify=_log.warning)
-    towers = nnx.merge(graphdef, restored)
-    return Model(recipe, towers, tokenizer, batch_size=batch_size)
 
 
 def read_picture(

@@ -181,11 +181,13 @@ def _watch(stats: RowStatistics, scale: Array, bias: Array) -> dict[str, Array]:
     assert stats.sum is not None
     assert stats.count is not None
     assert stats.max is not None
+    assert stats.min is not None
     positive = cosine(stats.positive)
     metrics = {
         "accuracy/image_to_text": stats.accuracy(),
         **_range("positive_cosine", positive, stats.exists),
         "negative_cosine/mean": cosine(stats.sum.sum() / jnp.maximum(stats.count.sum(), 1.0)),
+        "negative_cosine/min": cosine(stats.min.min()),
         "negative_cosine/max": cosine(stats.max.max()),
     }
     if stats.columns is not None:

@@ -17,6 +17,7 @@ from contrastive.towers import TwoTowerConfig
 from contrastive.training.checkpoint import CheckpointConfig
 from contrastive.training.logs import LogConfig
 from contrastive.training.optimizer import OptimizerConfig
+from contrastive.whole import whole_file
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -142,9 +143,8 @@ def read_recipe(workdir: pathlib.Path | str) -> Recipe:
 def write_recipe(workdir: pathlib.Path, recipe: Recipe) -> None:
     """Saves the resolved recipe as ``config.json``."""
     text = json.dumps(config_lib.to_dict(recipe), indent=2) + "\n"
-    temporary = workdir / ".config.json.new"
-    temporary.write_text(text)
-    temporary.replace(workdir / "config.json")
+    with whole_file(workdir / "config.json") as path:
+        path.write_text(text)
 
 
 def check_resumable(old: Recipe, new: Recipe, workdir: pathlib.Path | str) -> None:

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Creates .venv with everything that development needs, from constraints.txt. Called by `make env`.
+# Creates .venv with everything that development needs, from constraints.txt. Called by `make env`;
+# `environment.sh plan` (for the tests and `make env-plan`) adds the compilers of TPUs and GPUs, 1 GB.
 # The newest Python that really runs is taken: version managers leave shims on PATH that fail until
 # a version is chosen, so each candidate is asked to run before it is believed.
 set -eu
@@ -8,7 +9,22 @@ fail() { echo "make env: $*" >&2; exit 1; }
 
 stamp=.venv/.complete
 want=$(cat pyproject.toml constraints.txt launch/environment.sh | cksum)
-if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ] && .venv/bin/python -c '' 2>/dev/null; then exit 0; fi
+complete() { [ -f "$1" ] && [ "$(cat "$1")" = "$want" ]; }
+log=.venv/install.log
+install() {  # extras, stamp
+    if ! .venv/bin/uv pip install --quiet --python .venv/bin/python --constraint constraints.txt --editable ".[$1]" >"$log" 2>&1; then
+        tail -n 5 "$log" >&2
+        fail "installing the dependencies failed (network, disk?). The whole log: $log. Run 'make env' again to retry."
+    fi
+    echo "$want" >"$2"
+}
+add_compilers() {
+    if [ "${1:-}" = plan ] && ! complete "$stamp-plan"; then
+        echo "make env: adding the compilers of TPUs and GPUs"
+        install dev,plan "$stamp-plan"
+    fi
+}
+if complete "$stamp" && .venv/bin/python -c '' 2>/dev/null; then add_compilers "$@"; exit 0; fi
 
 candidates() {
     if [ -n "${PYTHON:-}" ]; then echo "$PYTHON"; return; fi
@@ -35,10 +51,7 @@ free=$(df -Pk . | awk 'NR == 2 {print $4}')
 echo "make env: creating .venv with $("$python" -V) ($python)"
 rm -rf .venv
 "$python" -m venv .venv || fail "$python could not create a virtual environment."
-log=.venv/install.log
-if ! { .venv/bin/python -m pip install --quiet --disable-pip-version-check uv &&
-       .venv/bin/uv pip install --quiet --python .venv/bin/python --constraint constraints.txt --editable '.[dev,plan]'; } >"$log" 2>&1; then
-    tail -n 5 "$log" >&2
-    fail "installing the dependencies failed (network, disk?). The whole log: $log. Run 'make env' again to retry."
-fi
-echo "$want" >"$stamp"
+.venv/bin/python -m pip install --quiet --disable-pip-version-check uv >"$log" 2>&1 ||
+    fail "pip could not install uv (network, disk?). The whole log: $log."
+install dev "$stamp"
+add_compilers "$@"

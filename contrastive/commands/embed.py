@@ -8,8 +8,10 @@ from rich.console import Console
 
 from contrastive.commands.pictures import Encoded, encode_folder
 from contrastive.errors import UserError
-from contrastive.inference import Model, load
+from contrastive.inference import Model
+from contrastive.loading import load
 from contrastive.mesh import Devices
+from contrastive.whole import whole_file
 
 SHOWN_SKIPPED = 10
 
@@ -90,16 +92,13 @@ def _check_writable(target: pathlib.Path) -> None:
 
 
 def _write(target: pathlib.Path, found: Encoded) -> None:
-    temporary = target.with_name(f".{target.name}.new")
     try:
-        with open(temporary, "wb") as file:
+        with whole_file(target) as path, open(path, "wb") as file:
             np.savez(
                 file,
                 embeddings=found.rows,
                 names=np.array(found.names, np.str_),
                 skipped=np.array([name for name, _ in found.skipped], np.str_),
             )
-        temporary.replace(target)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise UserError(f"cannot write {target}: {error.strerror}.") from error

@@ -4,9 +4,11 @@ import json
 import pathlib
 
 from contrastive.evaluation.suite import Results, evaluate
-from contrastive.inference import Model, load
+from contrastive.inference import Model
+from contrastive.loading import load
 from contrastive.mesh import Devices
 from contrastive.recipe import Recipe, read_recipe
+from contrastive.whole import whole_file
 
 
 def evaluate_run(workdir: pathlib.Path, *, devices: Devices) -> Results:
@@ -17,7 +19,6 @@ def evaluate_run(workdir: pathlib.Path, *, devices: Devices) -> Results:
 def save_evaluation(workdir: pathlib.Path, model: Model, recipe: Recipe) -> Results:
     """Measures a model and writes ``evaluation.json``, whole or not at all."""
     results = evaluate(model, recipe, quick=False)
-    temporary = workdir / ".evaluation.json.new"
-    temporary.write_text(json.dumps(results, indent=2) + "\n")
-    temporary.replace(workdir / "evaluation.json")
+    with whole_file(workdir / "evaluation.json") as path:
+        path.write_text(json.dumps(results, indent=2) + "\n")
     return results

@@ -22,7 +22,8 @@ from contrastive.data.sources import open_source
 from contrastive.data.transforms import decode_image, square
 from contrastive.errors import NoSuchSplit, UserError
 from contrastive.evaluation import ranking
-from contrastive.inference import Model, load
+from contrastive.inference import Model
+from contrastive.loading import load
 from contrastive.mesh import Devices
 from contrastive.reporting.sheet import write_sheet
 from contrastive.reporting.terminal import half_blocks, shows_pictures

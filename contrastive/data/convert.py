@@ -1,9 +1,9 @@
 """From any source to shards that are read fast at random: ArrayRecord, or webdataset tars."""
 
+import contextlib
 import io
 import json
 import math
-import os
 import pathlib
 import tarfile
 from collections.abc import Callable, Iterator
@@ -13,6 +13,7 @@ from contrastive.data.example_source import make_example
 from contrastive.data.records import DataErrors, IndexedSource, Record, SampleError, Source
 from contrastive.data.survey import picture_kind
 from contrastive.errors import DataError
+from contrastive.whole import whole_file
 
 Target = Literal["array_record", "webdataset"]
 Progress = Callable[[int, int], None]
@@ -114,16 +115,13 @@ def convert(
             raise DataError(f"{folder} holds files of the split {split!r} already.")
         for number, name in enumerate(names):
             rows = range(number * shard_size, min((number + 1) * shard_size, len(source)))
-            temporary = folder / f".{name}.new"
-            shard = _Tar(temporary) if target == "webdataset" else _ArrayRecord(temporary)
-            try:
-                for row in rows:
-                    _copy(source, row, shard, errors)
-                    if progress is not None:
-                        progress(row + 1, len(source))
-            finally:
-                shard.close()
-            os.replace(temporary, folder / name)
+            with whole_file(folder / name) as path:
+                shard = _Tar(path) if target == "webdataset" else _ArrayRecord(path)
+                with contextlib.closing(shard):
+                    for row in rows:
+                        _copy(source, row, shard, errors)
+                        if progress is not None:
+                            progress(row + 1, len(source))
     except OSError as error:
         raise DataError(f"{folder} cannot be written to: {error.strerror or error}.") from error
     return errors

@@ -7,10 +7,11 @@ count it or to stop.
 
 import collections
 import json
-import os
 import pathlib
 from collections.abc import Sequence
 from typing import Protocol, TypedDict, runtime_checkable
+
+from contrastive.whole import whole_file
 
 
 class Record(TypedDict):
@@ -134,12 +135,11 @@ class DataErrors:
         if not len(self):
             path.unlink(missing_ok=True)
             return
-        temporary = path.with_name(f".{path.name}.new")
         lines = [json.dumps(entry, ensure_ascii=False) for entry in self.entries]
         for reason, unnamed in self._unnamed().items():
             lines.append(json.dumps({"reason": reason, "more": unnamed}))
-        temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        os.replace(temporary, path)
+        with whole_file(path) as unfinished:
+            unfinished.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
     def _unnamed(self) -> dict[str, int]:
         named = collections.Counter(str(entry["reason"]) for entry in self.entries)

@@ -8,7 +8,6 @@ last tokens, never the end token.
 """
 
 import dataclasses
-import os
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -22,6 +21,7 @@ from contrastive.data.config import DataConfig, TokenizerConfig
 from contrastive.data.records import SampleError, Source, TextSource
 from contrastive.data.vocabulary import PRESETS, read_vocabulary
 from contrastive.errors import ConfigError, DataError
+from contrastive.whole import whole_file
 
 _BEGIN = ("<|begin|>", "<|startoftext|>", "[CLS]", "<s>", "<bos>")
 _END = ("<|end|>", "<|endoftext|>", "[SEP]", "</s>", "<eos>")
@@ -150,9 +150,8 @@ class Tokenizer:
 
     def save(self, path: pathlib.Path) -> None:
         """Writes a ``tokenizer.json``, whole or not at all."""
-        temporary = path.with_name(f".{path.name}.new")
-        self._backend.save(str(temporary), pretty=False)
-        os.replace(temporary, path)
+        with whole_file(path) as unfinished:
+            self._backend.save(str(unfinished), pretty=False)
 
 
 def train_tokenizer(texts: Iterable[str], *, length: int, config: TokenizerConfig) -> Tokenizer:

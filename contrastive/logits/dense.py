@@ -74,6 +74,7 @@ def describe(logits: Array, mask: Array | None, own: Array | None, axis: int) ->
     return {
         "max": top,
         "ties": along(mask & (there == jnp.expand_dims(top, axis))),
+        "min": jnp.where(mask, logits, jnp.inf).min(axis),
         "sum": along(jnp.where(mask, logits, 0.0)),
         "count": along(mask),
         "positive": None if own is None else along(jnp.where(own, logits, 0.0)),

@@ -34,14 +34,14 @@ class Task:
     symmetric: bool  # the columns are the rows
     shared: bool  # every device holds all columns
     same: bool  # also reduce the entries of the row's own content
-    statistics: bool  # also collect max, ties, sum, count, positive
+    statistics: bool  # also collect max, ties, min, sum, count, positive
 
     @property
     def extras(self) -> running.Extras:
         """Extra statistics of the negatives."""
         if not self.statistics:
             return ("total",)
-        return ("total", "ties", "sum", "number", *(("own",) if self.paired else ()))
+        return ("total", "ties", "min", "sum", "number", *(("own",) if self.paired else ()))
 
     @property
     def column_spec(self) -> PartitionSpec:
@@ -312,7 +312,7 @@ def logsumexp(
       row_exists: Rows that are not there count in no column.
       column_exists: Columns that are not there count in no row. Absent rows and columns have to
         hold finite numbers.
-      statistics: Also collect ``max, ties, sum, count, positive``.
+      statistics: Also collect ``max, ties, min, sum, count, positive``.
       partition: How the logits are cut; None reads it from the types of the inputs.
 
     Returns:

@@ -19,6 +19,7 @@ class Running(NamedTuple):
       max: The largest logit so far, -inf before the first.
       total: ``Σ exp(s − max)``.
       ties: How many logits equal ``max``.
+      min: The smallest logit, inf before the first.
       sum: ``Σ s``.
       number: How many logits.
       own: The logit of the own pair.
@@ -27,6 +28,7 @@ class Running(NamedTuple):
     max: Array
     total: Array | None = None
     ties: Array | None = None
+    min: Array | None = None
     sum: Array | None = None
     number: Array | None = None
     own: Array | None = None
@@ -39,8 +41,11 @@ def finite(top: Array) -> Array:
 
 def blank(layout: Layout, size: int, dtype: jnp.dtype, extras: Extras) -> Running:
     """Nothing seen yet, for ``size`` rows."""
-    top, zero = layout.own((jnp.full(size, -jnp.inf, dtype), jnp.zeros(size, dtype)))
-    return Running(top, **dict.fromkeys(extras, zero))
+    infinity, zero = layout.own((jnp.full(size, jnp.inf, dtype), jnp.zeros(size, dtype)))
+    start = dict.fromkeys(extras, zero)
+    if "min" in extras:
+        start["min"] = infinity
+    return Running(-infinity, **start)
 
 
 def of_tile(
@@ -63,6 +68,8 @@ def of_tile(
         kept["total"] = jnp.exp(there - level).sum(axis)
     if "ties" in extras:
         kept["ties"] = along(there == level)
+    if "min" in extras:
+        kept["min"] = (logits if mask is None else jnp.where(mask, logits, jnp.inf)).min(axis)
     if "sum" in extras:
         kept["sum"] = along(logits if mask is None else jnp.where(mask, logits, 0.0))
     if "number" in extras:
@@ -75,14 +82,16 @@ def of_tile(
 def merge(a: Running, b: Running) -> Running:
     """Statistics over the logits of both."""
     top = jnp.maximum(a.max, b.max)
-    total, ties = None, None
+    total, ties, least = None, None, None
     if a.total is not None and b.total is not None:
         level = finite(top)
         total = a.total * jnp.exp(a.max - level) + b.total * jnp.exp(b.max - level)
     if a.ties is not None and b.ties is not None:
         ties = jnp.where(a.max == top, a.ties, 0.0) + jnp.where(b.max == top, b.ties, 0.0)
-    rest = [None if x is None or y is None else x + y for x, y in zip(a[3:], b[3:], strict=True)]
-    return Running(top, total, ties, *rest)
+    if a.min is not None and b.min is not None:
+        least = jnp.minimum(a.min, b.min)
+    rest = [None if x is None or y is None else x + y for x, y in zip(a[4:], b[4:], strict=True)]
+    return Running(top, total, ties, least, *rest)
 
 
 def settle(layout: Layout, seen: Running) -> Running:
@@ -91,16 +100,20 @@ def settle(layout: Layout, seen: Running) -> Running:
     def scatter(x: Array) -> Array:
         return lax.psum_scatter(x, layout.axes, tiled=True)
 
+    def home(x: Array) -> Array:
+        size = x.shape[0] // layout.devices
+        return lax.dynamic_slice_in_dim(x, layout.part() * size, size)
+
     top = lax.pmax(seen.max, layout.axes)
-    size = top.shape[0] // layout.devices
-    home = lax.dynamic_slice_in_dim(top, layout.part() * size, size)
-    total, ties = None, None
+    total, ties, least = None, None, None
     if seen.total is not None:
         total = scatter(seen.total * jnp.exp(seen.max - finite(top)))
     if seen.ties is not None:
         ties = scatter(jnp.where(seen.max == top, seen.ties, 0.0))
-    rest = [None if x is None else scatter(x) for x in seen[3:]]
-    return Running(home, total, ties, *rest)
+    if seen.min is not None:
+        least = home(lax.pmin(seen.min, layout.axes))
+    rest = [None if x is None else scatter(x) for x in seen[4:]]
+    return Running(home(top), total, ties, least, *rest)
 
 
 def logsumexp(running: Running) -> Array:
@@ -116,6 +129,7 @@ def describe(running: Running) -> RowStatistics:
         positive=running.own,
         max=running.max,
         ties=running.ties,
+        min=running.min,
         sum=running.sum,
         count=running.number,
     )

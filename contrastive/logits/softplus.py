@@ -48,7 +48,7 @@ class Gradients(NamedTuple):
     bias: Any
 
 
-_EXTRAS = ("ties", "sum", "number", "own")
+_EXTRAS = ("ties", "min", "sum", "number", "own")
 
 # Factors 1 + e with e <= 1: a product of this many stays below 2^64.
 _GROUP = 64
@@ -260,7 +260,7 @@ def softplus(
         finite numbers.
       same: Entries of the row's own content off the diagonal are positives, ``softplus(−s_ij)``,
         instead of absent.
-      statistics: Also collect ``max, ties, sum, count, positive`` of rows and columns.
+      statistics: Also collect ``max, ties, min, sum, count, positive`` of rows and columns.
       partition: How the logits are cut; None reads it from the types of the inputs.
 
     Returns:

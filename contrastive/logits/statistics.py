@@ -15,7 +15,8 @@ class RowStatistics:
 
     Of the reductions' results only ``logsumexp``, ``same_logsumexp`` and ``same_sum`` carry
     gradients; what the losses return carries none. A row without negatives has
-    ``logsumexp = max = -inf`` and ``sum = count = 0``. Fields that were not asked for are None.
+    ``logsumexp = max = -inf``, ``min = inf`` and ``sum = count = 0``. Fields that were not asked
+    for are None.
 
     Attributes:
       logsumexp: ``n_i = log Σ_j exp(s_ij)`` over the negatives; None for the sigmoid loss.
@@ -23,6 +24,7 @@ class RowStatistics:
         and columns are not pairs.
       max: The hardest negative's logit.
       ties: How many negatives have that logit.
+      min: The easiest negative's logit.
       sum: ``Σ_j s_ij`` over the negatives.
       count: Number of negatives, as a float.
       exists: 1 for a row that counts, 0 for a padded one; None where all count.
@@ -37,6 +39,7 @@ class RowStatistics:
     positive: Float[Array, " batch"] | None = None
     max: Float[Array, " batch"] | None = None
     ties: Float[Array, " batch"] | None = None
+    min: Float[Array, " batch"] | None = None
     sum: Float[Array, " batch"] | None = None
     count: Float[Array, " batch"] | None = None
     exists: Float[Array, " batch"] | None = None
@@ -104,14 +107,19 @@ def merge(first: RowStatistics, second: RowStatistics) -> RowStatistics:
     if first.logsumexp is None or second.logsumexp is None:
         raise ValueError("merge needs the logsumexp of both sides.")
     joint = dataclasses.replace(first, logsumexp=log_add(first.logsumexp, second.logsumexp))
-    seen = [(side.max, side.ties, side.sum, side.count) for side in (first, second)]
+    seen = [(side.max, side.ties, side.min, side.sum, side.count) for side in (first, second)]
     if any(field is None for side in seen for field in side):
-        return dataclasses.replace(joint, max=None, ties=None, sum=None, count=None)
-    (max_a, ties_a, sum_a, count_a), (max_b, ties_b, sum_b, count_b) = (
+        return dataclasses.replace(joint, max=None, ties=None, min=None, sum=None, count=None)
+    (max_a, ties_a, min_a, sum_a, count_a), (max_b, ties_b, min_b, sum_b, count_b) = (
         [field for field in side if field is not None] for side in seen
     )
     top = jnp.maximum(max_a, max_b)
     ties = jnp.where(max_a == top, ties_a, 0.0) + jnp.where(max_b == top, ties_b, 0.0)
     return dataclasses.replace(
-        joint, max=top, ties=ties, sum=sum_a + sum_b, count=count_a + count_b
+        joint,
+        max=top,
+        ties=ties,
+        min=jnp.minimum(min_a, min_b),
+        sum=sum_a + sum_b,
+        count=count_a + count_b,
     )

@@ -52,7 +52,7 @@ def devices(name: str, chip: str, nodes: int, gpus: int) -> list[Any]:
     if importlib.util.find_spec("jax_cuda13_plugin") is None:
         raise ConfigError(
             f"--topology={name}: the compiler for GPUs is not installed; pip install "
-            "'contrastive[plan]'."
+            "'contrastive[plan]', or make env-plan in a clone."
         )
     try:
         with silenced():

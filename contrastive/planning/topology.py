@@ -82,7 +82,7 @@ def _tpu(name: str, chip: Chip, sizes: tuple[int, ...], slices: int) -> Topology
     if importlib.util.find_spec("libtpu") is None:
         raise ConfigError(
             f"--topology={name}: the compiler for TPUs is not installed; pip install "
-            "'contrastive[plan]'."
+            "'contrastive[plan]', or make env-plan in a clone."
         )
     if chip.side is not None and max(sizes) > chip.side:  # the compiler would end the process
         raise ConfigError(

@@ -9,7 +9,6 @@ import importlib.metadata
 import importlib.resources
 import json
 import math
-import os
 import pathlib
 import platform
 from collections.abc import Mapping, Sequence
@@ -29,6 +28,7 @@ from contrastive.evaluation.table import (
 from contrastive.reporting import charts
 from contrastive.reporting.charts import Chart, Line
 from contrastive.reporting.examples import Examples, find_examples
+from contrastive.whole import whole_file
 
 PACKAGES = (
     "contrastive",
@@ -68,9 +68,8 @@ def write_report(workdir: pathlib.Path | str, *, model: Any = None) -> pathlib.P
     page = _render(config, lines, results, results_from, examples, missing)
     target = workdir / "report" / "index.html"
     target.parent.mkdir(exist_ok=True)
-    temporary = target.with_name(".index.html.new")
-    temporary.write_text(page, encoding="utf-8")
-    os.replace(temporary, target)
+    with whole_file(target) as path:
+        path.write_text(page, encoding="utf-8")
     return target
 
 
@@ -108,7 +107,7 @@ def _results(workdir: pathlib.Path, lines: Lines) -> tuple[dict[str, Any], str]:
 
 
 def _examples(workdir: pathlib.Path, model: Any) -> tuple[Examples | None, str]:
-    from contrastive.inference import load
+    from contrastive.loading import load
 
     try:
         model = load(workdir) if model is None else model

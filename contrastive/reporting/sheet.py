@@ -1,7 +1,6 @@
 """A contact sheet: what a search found, or samples as they reach the model, as one page."""
 
 import importlib.resources
-import os
 import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,6 +9,7 @@ import jinja2
 
 from contrastive.errors import UserError
 from contrastive.reporting.examples import thumbnail
+from contrastive.whole import whole_file
 
 
 class Tile(NamedTuple):
@@ -73,9 +73,8 @@ def write_tiles(
     )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.new")
-        temporary.write_text(page, encoding="utf-8")
-        os.replace(temporary, path)
+        with whole_file(path) as unfinished:
+            unfinished.write_text(page, encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}.") from error
     return path

@@ -17,7 +17,7 @@ from contrastive import config as config_lib
 from contrastive import objectives
 from contrastive.commands.train import train
 from contrastive.errors import ConfigError, UserError
-from contrastive.inference import load
+from contrastive.loading import load
 from contrastive.recipe import Recipe
 from contrastive.training.loop import NonFiniteLoss
 
@@ -65,6 +65,7 @@ def test_a_run_leaves_everything_that_people_look_for(tiny, tmp_path):
         "positive_cosine/mean",
         "positive_cosine/min",
         "negative_cosine/mean",
+        "negative_cosine/min",
         "negative_cosine/max",
         "gradient_norm",
         "learning_rate",

@@ -224,6 +224,7 @@ def statistics_of(logits, negative):
     return {
         "max": top,
         "ties": ((there == top[:, None]) & negative).sum(1),
+        "min": np.where(negative, logits, np.inf).min(1),
         "sum": np.where(negative, logits, 0).sum(1),
         "count": negative.sum(1),
         "positive": np.diagonal(logits),
@@ -284,7 +285,9 @@ def test_without_statistics_nothing_is_collected(tools):
     problem = tools.Problem(8, 8, 4)
     partition = LogitPartition()
     stats = logsumexp(problem.x, problem.y, problem.scale, partition=partition)
-    assert stats.max is stats.ties is stats.sum is stats.count is stats.positive is None
+    assert (
+        stats.max is stats.ties is stats.min is stats.sum is stats.count is stats.positive is None
+    )
     assert (
         softplus(problem.x, problem.y, problem.scale, problem.bias, partition=partition)[1] is None
     )

@@ -166,8 +166,6 @@ def test_F1_worked_example(bench, partition):
     assert float(value) == pytest.approx(0.38815, abs=5e-6)
     a_minus_i = [[-0.23148, 0.23148], [0.40131, -0.40131]]
     np.testing.assert_allclose(grad, a_minus_i, atol=5e-6)  # dQ = (A − I) P / (B tau), P = I
-    columns = losses.info_nce(eye, put(cosines), 2.0, partition=partition)
-    del columns
     assert float(rows(put(cosines.T), 2.0)[0]) == pytest.approx(0.37110, abs=5e-6)
     clip = jax.value_and_grad(
         lambda t: losses.clip_loss(put(cosines), eye, jnp.exp(t), partition=partition)
