@@ -32,8 +32,8 @@ from contrastive.training import checkpoint, logs, loop
 from contrastive.training.hosts import SameShapes
 from contrastive.training.profiler import Profiler
 from contrastive.training.state import TrainState, init_state
-from contrastive.training.warm_start import take_tokenizer, warm_start
 from contrastive.training.watchdog import Watchdog
+from contrastive.warm_start import take_tokenizer, warm_start
 
 
 def train(
