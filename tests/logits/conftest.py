@@ -36,11 +36,25 @@ def cut(mesh: Mesh, axes=None):
     return put
 
 
+class Sum(np.float64):
+    """A sum and the norm of its terms: where they cancel, no rounding of theirs can be as small as
+    the sum."""
+
+    terms: float
+
+    @classmethod
+    def of(cls, terms):
+        total = cls(terms.sum())
+        total.terms = float(np.linalg.norm(terms))
+        return total
+
+
 def relative(value, expected) -> float:
-    """Norm-wise relative error."""
+    """Norm-wise relative error; of a :class:`Sum`, relative to the norm of its terms."""
+    size = max(np.linalg.norm(expected), getattr(expected, "terms", 0.0), 1e-30)
     value, expected = (np.asarray(x).astype(np.float64) for x in (value, expected))
     assert value.shape == expected.shape
-    return float(np.linalg.norm(value - expected) / max(np.linalg.norm(expected), 1e-30))
+    return float(np.linalg.norm(value - expected) / size)
 
 
 def same_content(ids, other):
@@ -117,7 +131,7 @@ class Problem:
         """Gradients with respect to rows, columns and scale of a slope on the logits."""
         x, y, _ = self.logits()
         scale = float(self.scale)
-        return scale * slope @ y, scale * slope.T @ x, (slope * (x @ y.T)).sum()
+        return scale * slope @ y, scale * slope.T @ x, Sum.of(slope * (x @ y.T))
 
     def logsumexp(self, two_way=True, same=False):
         """``Σ on_rows · n + Σ on_columns · m`` (and of the same content's) with its gradients."""
