@@ -17,7 +17,7 @@ from contrastive.data.tokenizer import load_tokenizer
 from contrastive.inference import abstract_towers
 from contrastive.mesh import batch_sharding, check_batch_divides, make_mesh
 from contrastive.objectives import LOSS_SCOPE
-from contrastive.planning.gpu import FLAGS
+from contrastive.planning import gpu
 from contrastive.planning.hlo import Module, parse
 from contrastive.planning.operations import Operations, operations
 from contrastive.planning.quiet import silenced
@@ -82,11 +82,11 @@ def compile_step(recipe: Recipe, topology: Topology) -> Compiled:
         forward = operations(functools.partial(_forward, graphdef, program), state, batch)
         lowered = step.lower(state, batch)
     parts = {"state": _device_bytes(state), "batch": _device_bytes(batch)}
-    options: dict[str, Any] = dict(FLAGS) if topology.unit and _is_gpu(topology) else {}
+    options = gpu.compiler_options() if _is_gpu(topology) else None
     module, capacity = None, topology.capacity_bytes
     try:
         with silenced():
-            compiled = lowered.compile(compiler_options=options or None)
+            compiled = lowered.compile(compiler_options=options)
     except jax.errors.JaxRuntimeError as error:
         peak, capacity = _out_of_memory(error, sum(parts.values()), capacity)
         memory = Memory(peak=peak, **parts, temporaries=None, program=None)

@@ -1,6 +1,8 @@
 """GPU clusters, described to the CUDA plugin in the words of XLA's target configuration."""
 
 import importlib.util
+import os
+import pathlib
 from typing import Any
 
 from jax.experimental import topologies
@@ -39,20 +41,20 @@ _GPUS = {
     "h100": {"bandwidth": 3_352_320_000_000, "memory": 85_520_809_984, "name": "NVIDIA H100"},
     "h200": {"bandwidth": 4_800_000_000_000, "memory": 150_754_820_096, "name": "NVIDIA H200"},
 }
-FLAGS = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
-"""Compiler options without which it would have to measure kernels on a GPU."""
+_NEEDED = ("nvvm/libdevice/libdevice.10.bc", "bin/ptxas")  # without them the process would end
 
 
 def devices(name: str, chip: str, nodes: int, gpus: int) -> list[Any]:
     """The GPUs of ``nodes`` machines.
 
     Raises:
-      ConfigError: The CUDA plugin is not installed, or does not take the description.
+      ConfigError: The CUDA plugin, CUDA's device library or its assembler is not installed, or the
+        plugin does not take the description.
     """
-    if importlib.util.find_spec("jax_cuda13_plugin") is None:
+    if importlib.util.find_spec("jax_cuda13_plugin") is None or cuda_folder() is None:
         raise ConfigError(
-            f"--topology={name}: the compiler for GPUs is not installed; pip install "
-            "'contrastive[plan]', or make env-plan in a clone."
+            f"--topology={name}: the compiler for GPUs (JAX's CUDA plugin, NVIDIA's libdevice and "
+            "ptxas) is not installed; pip install 'contrastive[plan]', or make env-plan in a clone."
         )
     try:
         with silenced():
@@ -68,3 +70,23 @@ def devices(name: str, chip: str, nodes: int, gpus: int) -> list[Any]:
             f"--topology={name}: the CUDA plugin does not take the description ({lines[0][:160]})."
         ) from error
     return list(found.devices)
+
+
+def compiler_options() -> dict[str, Any]:
+    """Without a GPU there is nothing to measure kernels on, to choose among them."""
+    return {
+        "xla_gpu_autotune_level": 0,
+        "xla_gpu_enable_triton_gemm": False,
+        "xla_gpu_cuda_data_dir": str(cuda_folder()),
+    }
+
+
+def cuda_folder() -> pathlib.Path | None:
+    """Where CUDA's device library and assembler lie: in a folder that the environment names, in
+    NVIDIA's Python packages, or in an installed toolkit; None: nowhere."""
+    named = [os.environ[key] for key in ("CUDA_ROOT", "CUDA_HOME") if os.environ.get(key)]
+    spec = importlib.util.find_spec("nvidia")
+    packages = [] if spec is None else list(spec.submodule_search_locations or [])
+    found = [*named, *(f"{package}/cu13" for package in packages), "/usr/local/cuda", "/opt/cuda"]
+    folders = map(pathlib.Path, found)
+    return next((f for f in folders if all((f / part).is_file() for part in _NEEDED)), None)

@@ -15,6 +15,15 @@ _BYTES = {
     "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8, "c64": 8, "c128": 16,
     "f8e4m3fn": 1, "f8e5m2": 1, "token": 0,
 }  # fmt: skip
+KINDS = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "collective-permute",
+    "all-to-all",
+    "ragged-all-to-all",
+)
+"""The collectives."""
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](?:\{([^{}]*)\})?")
 _INSTRUCTION = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = (.*)$")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
@@ -84,6 +93,22 @@ class Module:
                 for target in re.findall(r"%([\w.\-]+)", _after(instruction.rest, "branch")):
                     if target in self.computations:
                         yield from self._executed(target, times)
+
+    def scopes(self) -> dict[str, str]:
+        """Where the loops that each computation is the body of come from in the traced program,
+        the outermost first: the compiler drops the origin of some instructions, not of loops."""
+        callers = {
+            instruction.called("body"): (name, instruction.op_name)
+            for name, computation in self.computations.items()
+            for instruction in computation.values()
+            if instruction.opcode == "while"
+        }
+
+        def scope(name: str) -> str:
+            caller, op_name = callers.get(name, ("", ""))
+            return f"{scope(caller)} {op_name}" if caller else ""
+
+        return {name: scope(name) for name in self.computations}
 
     def trips(self, loop: Instruction) -> int:
         """How often a loop goes round; 1 where it cannot be known."""
@@ -180,6 +205,7 @@ _FREE = {
     "call", "after-all", "partition-id", "replica-id", "copy-done", "all-gather-done",
     "all-reduce-done", "collective-permute-done", "async-done", "async-start", "async-update",
     "iota", "broadcast", "opt-barrier", "send", "recv", "send-done", "recv-done",
+    "fusion-done",
 }  # fmt: skip
 
 
@@ -205,12 +231,34 @@ def _touched(module: Module, around: dict[str, Instruction], instruction: Instru
         update = around.get(instruction.operands[1])
         return 2 * _slow(update.result) if update else 0
     operands = [around[name].result for name in instruction.operands if name in around]
+    if "__cublas" in instruction.rest:  # the last result is workspace, an upper bound
+        return _slow(instruction.result[:1]) + sum(map(_slow, operands))
+    if instruction.opcode == "fusion-start":  # of its results the first are its operands
+        fresh = instruction.result[sum(map(len, operands)) :]
+        instruction = dataclasses.replace(instruction, opcode="fusion", result=fresh)
     if instruction.opcode == "copy-start" or instruction.opcode.endswith("-start"):
         return 2 * sum(map(_slow, operands))
     inner = module.computations.get(instruction.called("calls") or "")
     if instruction.opcode != "fusion" or inner is None:
         return _slow(instruction.result) + sum(map(_slow, operands))
+    if any(one.opcode in KINDS for one in inner.values()):
+        return _beside_a_collective(instruction, operands)
     return _fused(inner, instruction, operands)
+
+
+def _beside_a_collective(instruction: Instruction, operands: list[tuple[Buffer, ...]]) -> int:
+    """Of a fusion that carries on a collective: its arrays pass through and are not touched."""
+    aliased = re.findall(
+        r"\{(\d*)\}: \((\d+),", _after(instruction.rest, "output_to_operand_aliasing")
+    )
+    outputs, inputs = ({int(pair[i] or 0) for pair in aliased} for i in (0, 1))
+    results = [(buffer,) for buffer in instruction.result]
+    return sum(
+        _slow(one)
+        for side, through in ((results, outputs), (operands, inputs))
+        for i, one in enumerate(side)
+        if i not in through
+    )
 
 
 def _fused(

@@ -61,6 +61,11 @@ class Plan:
         return len(self.topology.devices)
 
     @property
+    def between_bytes(self) -> int:
+        """That a device sends to other slices or nodes, a step."""
+        return sum(row.between_bytes for row in self.collectives)
+
+    @property
     def device_hours(self) -> float | None:
         """For all steps of the recipe, by the estimate."""
         if self.estimate is None:
@@ -91,6 +96,7 @@ class Plan:
             "loss_share_of_flops": step.inside / max(step.total, 1),
             "loss_sent_bytes_per_device": sum(row.sent_bytes for row in loss),
             "sent_bytes_per_device": sum(row.sent_bytes for row in self.collectives),
+            "sent_bytes_between_slices_per_device": self.between_bytes,
             "collectives": [
                 {**dataclasses.asdict(row), "axes": list(row.axes)} for row in self.collectives
             ],
@@ -120,7 +126,7 @@ def make_plan(recipe: Recipe, topology: Topology) -> Plan:
     compiled = compile_step(recipe, topology)
     rows, estimate = [], None
     if compiled.module is not None:
-        rows = collectives(compiled.module, dict(compiled.mesh.shape))
+        rows = collectives(compiled.module, dict(compiled.mesh.shape), topology.unit)
         if topology.chip is not None:
             estimate = _estimate(compiled, rows, topology.chip, topology)
     plan = Plan(recipe, topology, compiled, rows, estimate, [])
@@ -138,19 +144,11 @@ def _estimate(
         compute=compute / devices,
         memory=memory_traffic(compiled.module) / chip.memory_bandwidth,
         network=sum(
-            row.sent_bytes / _bandwidth(row, chip, topology.unit, compiled) for row in rows
+            (row.sent_bytes - row.between_bytes) / chip.link_bandwidth
+            + row.between_bytes / chip.network_bandwidth
+            for row in rows
         ),
     )
-
-
-def _bandwidth(row: Collective, chip: Chip, unit: int, compiled: Compiled) -> float:
-    """Of the slowest links that a collective takes: those between slices or nodes if its devices
-    are not all in one."""
-    sizes = dict(compiled.mesh.shape)
-    names = list(sizes)
-    inner = min((names.index(axis) for axis in row.axes), default=len(names))
-    reach = math.prod(list(sizes.values())[inner:])  # devices from the first of a group to the last
-    return chip.link_bandwidth if reach <= unit else chip.network_bandwidth
 
 
 def advice(plan: Plan) -> list[str]:

@@ -34,7 +34,13 @@ def format_plan(plan: Plan) -> str:
         f"{compiled.step.inside / max(compiled.step.total, 1):.2%} of them",
     ]
     if plan.collectives:
-        lines += ["", _collectives(plan).rstrip()]
+        sent = sum(row.sent_bytes for row in plan.collectives)
+        between = f", {_mib(plan.between_bytes)} of it between {_units(plan)}"
+        lines += [
+            f"Sent a device       {_mib(sent)} a step{between if _several(plan) else ''}",
+            "",
+            _collectives(plan).rstrip(),
+        ]
     lines += ["", *_estimate(plan), *plan.advice]
     return "\n".join(lines)
 
@@ -60,7 +66,9 @@ def _collectives(plan: Plan) -> str:
     table = Table(box=None, pad_edge=False)
     table.add_column("Exchange a step")
     table.add_column("axes")
-    for name in ("devices", "times", "payload", "sent a device"):
+    several = _several(plan)
+    columns = ["devices", "times", "payload", "sent a device"]
+    for name in [*columns, f"between {_units(plan)}"] if several else columns:
         table.add_column(name, justify="right")
     for row in plan.collectives:
         if row.sent_bytes < 1024:
@@ -72,25 +80,43 @@ def _collectives(plan: Plan) -> str:
             f"{row.count:,}",
             _mib(row.payload_bytes),
             _mib(row.sent_bytes),
+            *([_mib(row.between_bytes)] if several else []),
         )
     return _rendered(table)
 
 
-def format_search(plans: Sequence[tuple[str, Plan]]) -> str:
-    """The plans that a search tried, best first."""
+def _several(plan: Plan) -> bool:
+    return plan.topology.unit < plan.devices
+
+
+def _units(plan: Plan) -> str:
+    chip = plan.topology.chip
+    return "nodes" if chip is not None and chip.unit else "slices"
+
+
+def format_search(plans: Sequence[tuple[str, Plan]], most: int = 5) -> str:
+    """The best of the plans that a search tried and that fit; where none fits, the one that is
+    nearest to it.
+
+    Args:
+      plans: Settings and plan, best first.
+      most: How many to show.
+    """
+    fitting = [entry for entry in plans if entry[1].fits]
     table = Table(box=None, pad_edge=False)
     table.add_column("settings")
     for name in ("memory", "step (estimate)", "examples/s (estimate)"):
         table.add_column(name, justify="right")
-    for settings, plan in plans:
+    for settings, plan in fitting[:most] or plans[:1]:
         step = plan.estimate.step if plan.estimate is not None and plan.fits else None
         table.add_row(
             settings,
             _gib(plan.compiled.memory.peak),
-            f"{step:.3f} s" if step else "does not fit" if not plan.fits else "",
+            f"{step:.3f} s" if step else "" if plan.fits else "does not fit",
             f"{plan.recipe.batch_size / step:,.0f}" if step else "",
         )
-    return _rendered(table)
+    count = f"{len(fitting)} of the {len(plans)} programs that were compiled fit."
+    return f"{_rendered(table)}{count}\n"
 
 
 def _rendered(table: Table) -> str:

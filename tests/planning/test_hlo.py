@@ -26,8 +26,13 @@ def compiled(function, spec, *shapes):
     return hlo.parse(jax.jit(mapped).lower(*args).compile().as_text())
 
 
+def rows_of(module):
+    """Two slices of four devices, one along each place of ``data``."""
+    return collectives(module, AXES, unit=4)
+
+
 def only(module):
-    (row,) = collectives(module, AXES)
+    (row,) = rows_of(module)
     return row
 
 
@@ -58,12 +63,39 @@ def test_gather_and_scatter_count_the_whole_array():
         whole = lax.all_gather(x, "fsdp", tiled=True)
         return lax.psum_scatter(jnp.sin(whole), "fsdp", tiled=True)
 
-    rows = {row.kind: row for row in collectives(compiled(both, CUT, (8 * 8, 5)), AXES)}
+    rows = {row.kind: row for row in rows_of(compiled(both, CUT, (8 * 8, 5)))}
     gather = rows["all-gather"]
     assert gather.payload_bytes == 4 * 8 * 5 * 4
     assert gather.sent_bytes == gather.payload_bytes * 3 / 4
     if "reduce-scatter" in rows:  # the CPU compiler may write it as an all-reduce and a slice
         assert rows["reduce-scatter"].payload_bytes == gather.payload_bytes
+
+
+WHOLE = 104 * 7 * 4  # bytes of what each device holds
+
+
+@pytest.mark.parametrize(
+    "function, sent, between",
+    [
+        (lambda x: lax.psum(x, "fsdp"), 2 * WHOLE * 3 / 4, 0),
+        (lambda x: lax.psum(x, "data"), WHOLE, WHOLE),
+        # three quarters twice inside; each device half of its quarter, twice, to the other slice
+        (lambda x: lax.psum(x, ("data", "fsdp")), 2 * WHOLE * 7 / 8, 2 * WHOLE / 4 / 2),
+        (lambda x: lax.all_gather(x, ("data", "fsdp")).sum(0), 7 * WHOLE, WHOLE),
+        (lambda x: lax.ppermute(x, "fsdp", [(i, (i + 1) % 4) for i in range(4)]), WHOLE, 0),
+        (lambda x: lax.ppermute(x, "data", [(0, 1), (1, 0)]), WHOLE, WHOLE),
+        (
+            lambda x: lax.all_to_all(x, ("data", "fsdp"), 0, 0, tiled=True),
+            WHOLE * 7 / 8,
+            WHOLE / 2,
+        ),
+    ],
+    ids=["inside", "across", "both", "gather", "ring inside", "ring across", "all-to-all"],
+)
+def test_what_goes_between_slices_is_told_from_the_rest(function, sent, between):
+    found = rows_of(compiled(lambda x: x + jnp.sin(function(x)), CUT, (8 * 104, 7)))
+    assert sum(row.sent_bytes for row in found) == sent
+    assert sum(row.between_bytes for row in found) == between
 
 
 @pytest.mark.parametrize(
@@ -128,7 +160,7 @@ def test_a_tpu_program_is_read():
     """Twelve rounds; the fused all-reduce and slice is a reduce-scatter; a slice counts as a
     slice; what stays in the chip's memory counts nothing."""
     module = hlo.parse(TPU)
-    (row,) = collectives(module, AXES)
+    row = only(module)
     assert (row.kind, row.axes, row.group, row.count) == ("reduce-scatter", ("fsdp",), 4, 12)
     assert row.payload_bytes == 12 * 64 * 8 * 2
     layer = 64 * 8 * 4
@@ -136,6 +168,118 @@ def test_a_tpu_program_is_read():
     converted = layer  # read; its result stays on the chip
     scattered = 16 * 8 * 2  # written
     assert hlo.memory_traffic(module) == 12 * (fused + converted + scattered)
+
+
+BESIDE = """HloModule jit_step, is_scheduled=true
+
+%start (p: bf16[16,8]) -> (bf16[16,8], bf16[64,8], u32[]) {
+  %p = bf16[16,8]{1,0:T(8,128)(2,1)} parameter(0)
+  %ag.1 = bf16[64,8]{1,0:T(8,128)(2,1)} all-gather(%p), channel_id=78, replica_groups=[2,4]<=[8], dimensions={0}
+  ROOT %started = (bf16[16,8]{1,0}, bf16[64,8]{1,0}, u32[]{:S(2)}) custom-call(%ag.1), custom_call_target="AsyncCollectiveStart"
+}
+
+%middle (a: bf16[16,8], b: bf16[64,8], c: u32[], x: f32[32,8]) -> (f32[32,8], bf16[16,8], bf16[64,8], u32[]) {
+  %a = bf16[16,8]{1,0} parameter(0)
+  %b = bf16[64,8]{1,0} parameter(1)
+  %c = u32[]{:S(2)} parameter(2)
+  %x = f32[32,8]{1,0} parameter(3)
+  %y = f32[32,8]{1,0} negate(%x)
+  %ag.2 = bf16[64,8]{1,0} all-gather(%a), channel_id=78, replica_groups=[2,4]<=[8], dimensions={0}
+  ROOT %all = (f32[32,8]{1,0}, bf16[16,8]{1,0}, bf16[64,8]{1,0}, u32[]{:S(2)}) tuple(%y, %a, %ag.2, %c)
+}
+
+%done (d: bf16[16,8], e: bf16[64,8], f: u32[]) -> bf16[64,8] {
+  %d = bf16[16,8]{1,0} parameter(0)
+  %e = bf16[64,8]{1,0} parameter(1)
+  %f = u32[]{:S(2)} parameter(2)
+  %ag.3 = bf16[64,8]{1,0} all-gather(%d), channel_id=78, replica_groups=[2,4]<=[8], dimensions={0}
+  ROOT %whole = bf16[64,8]{1,0} custom-call(%d, %e, %ag.3, %f), custom_call_target="AsyncCollectiveDone"
+}
+
+ENTRY %main (s: bf16[16,8], t: f32[32,8]) -> bf16[64,8] {
+  %s = bf16[16,8]{1,0} parameter(0)
+  %t = f32[32,8]{1,0} parameter(1)
+  %started = (bf16[16,8]{1,0}, bf16[64,8]{1,0}, u32[]{:S(2)}) fusion(%s), kind=kCustom, output_to_operand_aliasing={{0}: (0, {})}, calls=%start
+  %g0 = bf16[16,8]{1,0} get-tuple-element(%started), index=0
+  %g1 = bf16[64,8]{1,0} get-tuple-element(%started), index=1
+  %g2 = u32[]{:S(2)} get-tuple-element(%started), index=2
+  %carried = (f32[32,8]{1,0}, bf16[16,8]{1,0}, bf16[64,8]{1,0}, u32[]{:S(2)}) fusion(%g0, %g1, %g2, %t), kind=kOutput, output_to_operand_aliasing={{1}: (0, {}), {2}: (1, {}), {3}: (2, {})}, calls=%middle
+  %h0 = bf16[16,8]{1,0} get-tuple-element(%carried), index=1
+  %h1 = bf16[64,8]{1,0} get-tuple-element(%carried), index=2
+  %h2 = u32[]{:S(2)} get-tuple-element(%carried), index=3
+  ROOT %end = bf16[64,8]{1,0} fusion(%h0, %h1, %h2), kind=kCustom, output_to_operand_aliasing={{}: (1, {})}, calls=%done
+}
+"""  # noqa: E501
+
+
+def test_a_collective_that_runs_beside_other_work_counts_once():
+    """On TPU it stands in every fusion that it runs beside, and its arrays pass through them."""
+    module = hlo.parse(BESIDE)
+    row = only(module)
+    assert (row.kind, row.axes, row.count) == ("all-gather", ("fsdp",), 1)
+    assert row.payload_bytes == 64 * 8 * 2
+    shard, whole, beside = 16 * 8 * 2, 64 * 8 * 2, 32 * 8 * 4
+    counter = 4
+    assert hlo.memory_traffic(module) == (whole + counter) + 2 * beside + (shard + counter)
+
+
+GPU = """HloModule jit_step, is_scheduled=true
+
+ENTRY %main (a: f32[8,32], b: s32[8], c: f32[100]) -> f32[8,32] {
+  %a = f32[8,32]{1,0} parameter(0)
+  %b = s32[8]{0} parameter(1)
+  %c = f32[100]{0} parameter(2)
+  %cp = ((f32[8,32]{1,0}, s32[8]{0}), (f32[8,32]{1,0}, s32[8]{0})) collective-permute-start(%a, %b), channel_id=1, source_target_pairs={{0,1},{1,0},{2,3},{3,2},{4,5},{5,4},{6,7},{7,6}}
+  %ar = ((f32[100]{0}), f32[100]{0}) all-reduce-start(%c), channel_id=1, replica_groups=mesh['data'=2,'fsdp'=4] {'data'}, to_apply=%add
+  %mm = (bf16[16,16]{1,0}, s8[4194304]{0}) custom-call(%a, %a), custom_call_target="__cublas$lt$matmul"
+  ROOT %out = f32[8,32]{1,0} copy(%a)
+}
+"""  # noqa: E501
+
+
+def test_a_gpu_program_is_read():
+    """Several arrays move at once, results stand beside operands; workspaces are not traffic."""
+    module = hlo.parse(GPU)
+    rows = {row.kind: row for row in rows_of(module)}
+    assert rows["collective-permute"].payload_bytes == 8 * 32 * 4 + 8 * 4
+    assert rows["all-reduce"].payload_bytes == rows["all-reduce"].between_bytes == 100 * 4
+    panel, exchanged = 8 * 32 * 4, 2 * (8 * 32 * 4 + 8 * 4 + 100 * 4)
+    assert hlo.memory_traffic(module) == exchanged + (2 * panel + 16 * 16 * 2) + 2 * panel
+
+
+SLICES = """HloModule jit_step, is_scheduled=true, num_partitions=4
+
+%body (t: (s32[], f32[4,32])) -> (s32[], f32[4,32]) {
+  %t = (s32[]{:T(128)}, f32[4,32]{1,0}) parameter(0)
+  %i = s32[]{:T(128)} get-tuple-element(%t), index=0
+  %panel = f32[4,32]{1,0} get-tuple-element(%t), index=1
+  %after = token[] after-all()
+  %to = (f32[4,32]{1,0}, u32[]{:S(2)}, token[]) send(%panel, %after), channel_id=26, is_host_transfer=true, frontend_attributes={_xla_megascale_target={{100000->200000},{200000->100000}},_xla_megascale_transfer_type="ONE_TO_ONE"}
+  ROOT %next = (s32[]{:T(128)}, f32[4,32]{1,0}) tuple(%i, %panel)
+}
+
+ENTRY %main (x: (s32[], f32[4,32]), g: f32[3,8]) -> (s32[], f32[4,32]) {
+  %x = (s32[]{:T(128)}, f32[4,32]{1,0}) parameter(0)
+  %g = f32[3,8]{1,0} parameter(1)
+  %after.1 = token[] after-all()
+  %sum = (f32[3,8]{1,0}, u32[]{:S(2)}, token[]) send(%g, %after.1), channel_id=54, is_host_transfer=true, frontend_attributes={_xla_megascale_reduce_operation="SUM",_xla_megascale_target="{1,2}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"}
+  %inside = f32[3,8]{1,0} all-reduce(%g), channel_id=3, replica_groups=[1,4]<=[4], to_apply=%add
+  ROOT %loop = (s32[]{:T(128)}, f32[4,32]{1,0}) while(%x), condition=%c, body=%body, metadata={op_name="jit(step)/contrastive_loss/while"}, backend_config={"known_trip_count":{"n":"5"}}
+}
+"""  # noqa: E501
+
+
+def test_what_a_tpu_sends_to_other_slices_is_read():
+    """It goes through the hosts; of its origin only the loop around it tells."""
+    mesh = {"slice": 2, "data": 1, "fsdp": 4}
+    rows = {(row.kind, row.axes): row for row in collectives(hlo.parse(SLICES), mesh, unit=4)}
+    ring = rows["collective-permute", ("slice",)]
+    assert (ring.count, ring.loss, ring.group) == (5, True, 2)
+    assert ring.between_bytes == ring.sent_bytes == 5 * 4 * 32 * 4
+    total = rows["all-reduce", ("slice",)]
+    assert not total.loss
+    assert total.between_bytes == total.payload_bytes == 3 * 8 * 4
+    assert rows["all-reduce", ("fsdp",)].between_bytes == 0
 
 
 def test_operations_of_products_loops_and_gradients():

@@ -19,6 +19,7 @@ from contrastive.errors import ConfigError
 from contrastive.inference import abstract_towers
 from contrastive.mesh import MeshConfig, make_mesh
 from contrastive.planning import compile as compile_lib
+from contrastive.planning import gpu
 from contrastive.planning.plan import advice, make_plan
 from contrastive.planning.table import format_plan, format_search
 from contrastive.planning.topology import find_topology
@@ -28,6 +29,11 @@ from contrastive.training.state import init_state
 CLIP = str(pathlib.Path(__file__).parents[2] / "configs" / "clip.py:b16")
 needs_tpu_compiler = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="the TPU compiler is not installed"
+)
+
+needs_gpu_compiler = pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda13_plugin") is None or gpu.cuda_folder() is None,
+    reason="the GPU compiler is not installed",
 )
 
 
@@ -139,7 +145,9 @@ def test_what_does_not_fit_says_what_to_change_and_by_how_much(cpu_plan):
     assert "DOES NOT FIT" in format_plan(full)
     assert rank(cpu_plan) < rank(full)
     table = format_search([("mesh.fsdp=1", cpu_plan), ("mesh.fsdp=8", full)])
-    assert "does not fit" in table
+    assert "1 of the 2 programs that were compiled fit" in table
+    assert "mesh.fsdp=8" not in table
+    assert "does not fit" in format_search([("mesh.fsdp=8", full)])
 
 
 def test_other_advice():
@@ -200,6 +208,19 @@ def test_unknown_machines_are_one_sentence(name, words):
     assert "\n" not in str(caught.value)
 
 
+def test_the_gpu_compiler_needs_a_part_of_cuda(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_ROOT", str(tmp_path))
+    for part in ("bin/ptxas", "nvvm/libdevice/libdevice.10.bc"):
+        assert gpu.cuda_folder() != tmp_path
+        (tmp_path / part).parent.mkdir(parents=True)
+        (tmp_path / part).touch()
+    assert gpu.cuda_folder() == tmp_path
+    assert gpu.compiler_options()["xla_gpu_cuda_data_dir"] == str(tmp_path)
+    monkeypatch.setattr(gpu, "cuda_folder", lambda: None)
+    with pytest.raises(ConfigError, match=r"ptxas.* is not installed; pip install"):
+        find_topology("h100:8x8")
+
+
 @needs_tpu_compiler
 @pytest.mark.parametrize(
     "name, slices, devices", [("v4:2x2x4", 1, 16), ("v5p:2x2x4", 1, 16), ("v5e:4x4*2", 2, 32)]
@@ -228,18 +249,28 @@ def test_a_search_tries_uncut_parameters_first():
     assert {one["mesh.fsdp"] for one in found} == {1, 4}
 
 
-@needs_tpu_compiler
-def test_a_small_depth_pod_program_compiles_for_two_meshes(tmp_path):
-    """The command, end to end: 16 chips that are not here."""
+@pytest.fixture
+def command(tmp_path):
+    """``contrastive plan --json`` of the small recipe on a machine that is not here."""
     file = tmp_path / "recipe.py"
     file.write_text(
         "from ml_collections import ConfigDict\n"
         f"def get_config():\n    return ConfigDict({config_lib.to_dict(small())!r})\n"
     )
-    stream = io.StringIO()
-    overrides = ["--config.mesh.fsdp=4", "--config.batch_size=256"]
-    assert plan(str(file), overrides, "v5e:4x4", as_json=True, stream=stream) == 0
-    found = json.loads(stream.getvalue())
+
+    def run(topology, search=None, **changes):
+        stream = io.StringIO()
+        overrides = [f"--config.{key}={value}" for key, value in changes.items()]
+        options = {"as_json": True, "search": search, "stream": stream}
+        assert plan(str(file), overrides, topology, **options) == 0
+        return json.loads(stream.getvalue())
+
+    return run
+
+
+@needs_tpu_compiler
+def test_a_small_depth_pod_program(command):
+    found = command("v5e:4x4", **{"mesh.fsdp": 4, "batch_size": 256})
     assert found["fits"]
     assert found["devices"] == 16
     assert found["mesh"] == {"slice": 1, "data": 4, "fsdp": 4, "tensor": 1}
@@ -249,7 +280,70 @@ def test_a_small_depth_pod_program_compiles_for_two_meshes(tmp_path):
     assert estimate["step_seconds"] <= estimate["step_seconds_without_overlap"]
     pairs = 256 * 32 * 12 * (1 + 1 / 4)  # round fsdp, and a step along data after each round
     assert pairs < found["loss_sent_bytes_per_device"] < pairs + 256 * 128
+    assert found["sent_bytes_between_slices_per_device"] == 0
     check_fsdp(found["collectives"], found["parameters"], fsdp=4)
+
+
+@needs_tpu_compiler
+@pytest.mark.slow
+def test_a_pod_program_of_two_slices(command):
+    """Between slices go a step of the ring after each round inside, and the sums of the parts of
+    the gradients that each chip holds after scattering over fsdp and data."""
+    sizes = {"mesh.slice": 2, "mesh.fsdp": 4, "batch_size": 256}
+    found = command("v5e:4x4*2", **sizes)
+    assert found["mesh"] == {"slice": 2, "data": 4, "fsdp": 4, "tensor": 1}
+    between = [row for row in found["collectives"] if row["between_bytes"]]
+    assert {tuple(row["axes"]) for row in between} == {("slice",)}
+    ring = sum(row["sent_bytes"] for row in between if row["loss"])
+    assert 256 * 32 * 12 / 16 < ring < (256 * 32 * 12 + 256 * 128) / 16
+    sums = sum(row["payload_bytes"] for row in between if not row["loss"])
+    assert 0.9 * 4 * found["parameters"] / 16 < sums < 4 * found["parameters"] / 4
+    assert found["sent_bytes_between_slices_per_device"] == sum(r["sent_bytes"] for r in between)
+
+
+@needs_gpu_compiler
+@pytest.mark.slow
+def test_a_program_for_two_nodes_of_gpus(command):
+    found = command("h100:2x8", **{"mesh.fsdp": 8, "batch_size": 256})
+    assert found["mesh"] == {"slice": 1, "data": 2, "fsdp": 8, "tensor": 1}
+    assert found["fits"]
+    assert found["capacity_bytes"] == int(0.75 * 81_559 * 2**20)
+    assert 0 < found["state_bytes_per_device"] < found["peak_bytes_per_device"] < 2**30
+    pairs = 256 * 32 * 12 * (1 + 1 / 8)
+    assert pairs < found["loss_sent_bytes_per_device"] < pairs + 256 * 128
+    check_fsdp(found["collectives"], found["parameters"], fsdp=8)
+    for row in found["collectives"]:
+        expected = {("fsdp",): 0, ("data",): row["sent_bytes"]}.get(tuple(row["axes"]))
+        assert expected in (row["between_bytes"], None)
+    assert found["estimate"]["network_seconds"] > 0
+
+
+@needs_tpu_compiler
+@pytest.mark.slow
+def test_a_full_size_pod_program():
+    found = make_plan(load_recipe(CLIP, []), find_topology("v5e:16x16")).to_json()
+    assert found["fits"]
+    assert found["parameters"] == pytest.approx(149.62e6, rel=1e-3)
+    assert found["state_bytes_per_device"] == 12 * found["parameters"] + 12
+    pairs = 12 * 32_768 * 512
+    assert pairs < found["loss_sent_bytes_per_device"] < pairs + 32_768 * 128
+    assert found["loss_share_of_flops"] < 0.002
+
+
+@needs_tpu_compiler
+@pytest.mark.slow
+def test_a_search_compiles_and_ranks(command):
+    found = command("v5e:4x4", search=4)
+    tried = found["search"]
+    assert [one["fits"] for one in tried] == [True] * 4
+    steps = [one["estimate"]["step_seconds"] for one in tried]
+    assert steps == sorted(steps)
+    assert found["peak_bytes_per_device"] == tried[0]["peak_bytes_per_device"]
+    settings = {one["settings"] for one in tried}
+    assert len(settings) == 4
+    assert sum("train.microbatches=4" in one for one in settings) == 1
+    by_remat = {one["settings"].split("remat=")[1].split()[0]: one for one in tried}
+    assert by_remat["none"]["flops_per_example"] < by_remat["full"]["flops_per_example"]
 
 
 def check_fsdp(rows, parameters, *, fsdp):
@@ -263,8 +357,8 @@ def check_fsdp(rows, parameters, *, fsdp):
     assert 0.9 * 2 * parameters < payload("reduce-scatter", "fsdp") < 1.2 * 2 * parameters
     assert 0.9 * 4 * parameters / fsdp < payload("all-reduce", "data") < 1.3 * 4 * parameters / fsdp
     assert payload("all-reduce", "data", "fsdp") < 0.05 * parameters
-    # Gathered forward and, by rematerialisation, once more backward: at least in bfloat16.
-    assert payload("all-gather", "fsdp") > 4 * 0.9 * parameters
+    # Gathered in bfloat16 forward and, those of the blocks, by rematerialisation once more.
+    assert 3.5 * parameters < payload("all-gather", "fsdp") < 4 * parameters
 
 
 def test_the_batch_and_vocabulary_are_those_of_training():
