@@ -41,7 +41,8 @@ class Hooks:
     evaluate_every: int
     stop_requested: Callable[[], bool]
     finished: Callable[[int], None] = lambda step: None  # the numbers of a step are on the host
-    pause: Callable[[], AbstractContextManager[None]] = nullcontext  # around what is not a step
+    # Around what is not a step, with what it is in words
+    pause: Callable[[str], AbstractContextManager[Any]] = nullcontext
     # Called with the number of each step once it is on its way, and with ``start`` before the first
     dispatched: Callable[[int, Any], None] = lambda step, metrics: None
 
@@ -99,10 +100,10 @@ def run(
         if any(due.values()):
             meter.flush()
         if due["evaluate"]:
-            with meter.paused():
+            with meter.paused("evaluating"):
                 hooks.evaluate(step, state)
         if due["save"]:
-            with meter.paused():
+            with meter.paused("saving"):
                 hooks.save(step, state, position)
         if last:
             break
@@ -150,8 +151,8 @@ class _Meter:
         while self._pending:
             self._report(*self._pending.popleft())
 
-    def paused(self) -> Any:
-        return _Pause(self, self._hooks.pause())
+    def paused(self, what: str) -> Any:
+        return _Pause(self, self._hooks.pause(what))
 
     def shift(self, seconds: float) -> None:
         self._since += seconds
@@ -177,7 +178,7 @@ class _Meter:
 class _Pause:
     """Time inside does not count as training time."""
 
-    def __init__(self, meter: _Meter, around: AbstractContextManager[None]) -> None:
+    def __init__(self, meter: _Meter, around: AbstractContextManager[Any]) -> None:
         self._meter, self._around = meter, around
 
     def __enter__(self) -> None:
