@@ -1,10 +1,12 @@
 """Gradient caching: the same gradients in any number of chunks, in the memory of one."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -14,25 +16,31 @@ from contrastive.losses import clip_loss
 from contrastive.mesh import MeshConfig
 from contrastive.microbatches import encode_rows
 from contrastive.objectives import LossConfig, make_objective
+from contrastive.planning import hlo
+from contrastive.planning.collectives import collectives
 from contrastive.towers import TextTransformerConfig, TwoTower, TwoTowerConfig
 from contrastive.towers.convnet import ConvTowerConfig
 from contrastive.towers.vit import VisionTransformerConfig
+from contrastive.training.state import abstract_state
 
 BATCH = 64
 
 
-@functools.cache
-def towers(image, dropout):
+def two_towers(image, dropout, rngs):
     config = TwoTowerConfig(
         image=image,
         text=TextTransformerConfig(width=32, heads=2, depth=1, dropout=dropout),
         embedding_dim=16,
     )
-    model = TwoTower(
+    return TwoTower(
         config, image_size=16, text_length=8, vocabulary_size=50, pad_id=0,
-        bias_init=-10.0, rngs=nnx.Rngs(0),
+        bias_init=-10.0, rngs=rngs,
     )  # fmt: skip
-    return nnx.split(model)
+
+
+@functools.cache
+def towers(image, dropout):
+    return nnx.split(two_towers(image, dropout, nnx.Rngs(0)))
 
 
 CONV = ConvTowerConfig(widths=(8, 16))
@@ -158,6 +166,39 @@ def test_the_activations_are_those_of_one_chunk():
     alone = compiled(1, 32).lower().compile().memory_analysis().temp_size_in_bytes
     assert temporary[1] > 5 * temporary[8]
     assert temporary[8] < 1.5 * alone + 4 * 256 * 256 * 4  # a chunk, and the logits of the batch
+
+
+def bytes_summed(microbatches, **sizes):
+    """Bytes of the sums over the replicas outside the loss in a compiled step, loops counted as
+    often as they go round, and bytes of the parameters that a device holds."""
+    mesh = mesh_lib.make_mesh(MeshConfig(**sizes), jax.devices())
+    objective = make_objective(LossConfig(), microbatches=microbatches)
+    build = functools.partial(two_towers, VIT, 0.5)
+    graphdef, state = abstract_state(build, optax.sgd(1.0), mesh, average=False)
+
+    def value(parameters, batch):
+        return objective(nnx.merge(graphdef, parameters), batch, jax.random.key(0))[0]
+
+    def put(x):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=mesh_lib.batch_sharding(mesh))
+
+    with jax.set_mesh(mesh):
+        step = jax.jit(jax.value_and_grad(value))
+        batch = jax.tree.map(put, make_batch())
+        text = step.lower(state.parameters, batch).compile().as_text()
+    rows = [r for r in collectives(hlo.parse(text), dict(mesh.shape)) if not r.loss]
+    own = sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * 4 for x in jax.tree.leaves(state.parameters)
+    )
+    replicas = tuple(axis for axis in ("slice", "data") if mesh.shape[axis] > 1)
+    sums = [r for r in rows if r.kind == "all-reduce" and r.axes == replicas]
+    return sum(r.payload_bytes for r in sums), own
+
+
+@pytest.mark.parametrize("sizes", [{"data": 8}, {"data": 2, "fsdp": 4}])
+def test_gradients_are_summed_over_the_replicas_once(sizes):
+    summed, own = bytes_summed(4, **sizes)
+    assert own <= summed < 1.05 * own
 
 
 def count_products(jaxpr, shape):

@@ -177,7 +177,9 @@ def on_rows(tower: nnx.Module, call: Callable[..., jax.Array], *rows: jax.Array 
     manual = None if is_manual() else _manual(state, rows)
     if manual is None or not manual.cut:
         return call(tower, *rows)
-    return _mapped(manual, lambda state, *rows: call(nnx.merge(graphdef, state), *rows), state, rows)
+    return _mapped(
+        manual, lambda state, *rows: call(nnx.merge(graphdef, state), *rows), state, rows
+    )
 
 
 def summed_once(call: Callable[..., jax.Array], state: Any, *rows: jax.Array | None) -> Any:

@@ -133,7 +133,7 @@ class _Meter:
             collections.deque()
         )
         self._since = time.perf_counter()
-        self._waited = 0.0
+        self._waited, self._blocked = 0.0, 0.0  # seconds for the next batch, and for the devices
         self._examples = 0
 
     def waiting(self, batches: Iterator | Batches) -> dict[str, np.ndarray]:
@@ -158,7 +158,9 @@ class _Meter:
         self._since += seconds
 
     def _report(self, step: int, size: int, metrics: dict[str, jax.Array]) -> None:
+        begin = time.perf_counter()
         host = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        self._blocked += time.perf_counter() - begin
         self._examples += size
         for name in ("loss", "gradient_norm"):
             if not math.isfinite(host[name]):
@@ -171,7 +173,8 @@ class _Meter:
         host["learning_rate"] = float(self._schedule(step - 1))
         host["examples_per_second"] = self._examples / elapsed
         host["input_wait_share"] = self._waited / elapsed
-        self._since, self._waited, self._examples = now, 0.0, 0
+        host["host_share"] = 1.0 - (self._waited + self._blocked) / elapsed
+        self._since, self._waited, self._blocked, self._examples = now, 0.0, 0.0, 0
         self._hooks.log(step, host)
 
 

@@ -12,7 +12,7 @@ import time
 import pytest
 
 CHILD = pathlib.Path(__file__).with_name("child.py")
-TIMING = ("examples_per_second", "input_wait_share")
+TIMING = ("examples_per_second", "input_wait_share", "host_share")
 # No test here is about speed: these only end what would wait for ever.
 PATIENCE = 900
 

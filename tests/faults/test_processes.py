@@ -70,9 +70,7 @@ def test_one_goes_on_as_several_which_evaluate_as_one_does(new_run, tiny_faulty,
 
 
 @pytest.mark.slow
-def test_two_processes_pass_over_a_damaged_checkpoint_together(
-    new_run, tiny_faulty, whole, tried
-):
+def test_two_processes_pass_over_a_damaged_checkpoint_together(new_run, tiny_faulty, whole, tried):
     tried("truncated checkpoint, two processes")
     run = new_run(tiny_faulty)
     finish(run.start_several(2, "--config.stop_at=7"), [0, 0])

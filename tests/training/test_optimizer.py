@@ -177,7 +177,13 @@ def tower_with_layers():
     return [jax.tree_util.tree_map_with_path(draw, shapes) for _ in range(3)]
 
 
-@pytest.mark.parametrize("name", rules.DEFAULTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("lamb", "adafactor") else pytest.mark.slow)
+        for name in rules.DEFAULTS
+    ],
+)
 def test_layers_stacked_for_a_scan_move_as_layers_by_themselves(name):
     config = OptimizerConfig(name=name, learning_rate=0.1, weight_decay=0.3)
 
