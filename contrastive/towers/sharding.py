@@ -125,6 +125,7 @@ class _Manual:
 
     batch: tuple[str, ...]
     cut: Mapping[str, tuple[str, ...]]
+    summed: bool = False  # whether parameters have come through :func:`summed_once`
 
     def of(self, value: jax.Array) -> PartitionSpec:
         """How a parameter is cut, without the axes that cut nothing."""
@@ -140,17 +141,14 @@ class _Manual:
         float32.
         """
         over = [self.cut.get(name or "", ()) for name in axes]
-        value = self.own(value).astype(dtype)
+        replicas = tuple(a for a in self.batch if all(a not in parts for parts in over))
+        if replicas and not self.summed:
+            value = lax.pcast(value, replicas, to="varying")
+        value = value.astype(dtype)
         for dimension, parts in enumerate(over):
             if parts:
                 value = lax.all_gather(value, parts, axis=dimension, tiled=True)
         return value
-
-    def own(self, value: jax.Array) -> jax.Array:
-        """The value as this device's own where all replicas hold the same: its gradient is summed
-        over them here, and nowhere before."""
-        shared = tuple(axis for axis in self.batch if axis not in jax.typeof(value).vma)
-        return lax.pcast(value, shared, to="varying") if shared else value
 
 
 _MANUAL: contextvars.ContextVar[_Manual | None] = contextvars.ContextVar("manual", default=None)
@@ -197,10 +195,20 @@ def summed_once(call: Callable[..., jax.Array], state: Any, *rows: jax.Array | N
     if manual is None:
         return call(state, *rows)
 
-    def own(x: jax.Array) -> jax.Array:
-        return manual.own(x) if jnp.issubdtype(x.dtype, jnp.floating) else x
+    manual = dataclasses.replace(manual, summed=True)
+    leaves, tree = jax.tree.flatten(state)
+    used = [{axis for entry in manual.of(x) for axis in _flat(entry)} for x in leaves]
 
-    return _mapped(manual, lambda state, *rows: call(jax.tree.map(own, state), *rows), state, rows)
+    def local(state: Any, *rows: jax.Array | None) -> jax.Array:
+        own = [
+            lax.pcast(x, tuple(a for a in manual.batch if a not in axes), to="varying")
+            if jnp.issubdtype(x.dtype, jnp.floating) and not axes.issuperset(manual.batch)
+            else x
+            for x, axes in zip(jax.tree.leaves(state), used, strict=True)
+        ]
+        return call(jax.tree.unflatten(tree, own), *rows)
+
+    return _mapped(manual, local, state, rows)
 
 
 def _mapped(
