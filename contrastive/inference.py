@@ -108,6 +108,7 @@ class Model:
       tokenizer: Turns texts to ids.
       devices: Where to compute, unless the parameters lie on a mesh; None: the default device.
       batch_size: Rows that are encoded at a time, rounded up to a multiple of the devices.
+      progress: Called after each batch.
     """
 
     def __init__(
@@ -118,8 +119,9 @@ class Model:
         devices: Devices | None = None,
         *,
         batch_size: int = 256,
+        progress: Callable[[], None] = lambda: None,
     ) -> None:
-        self.recipe, self.tokenizer = recipe, tokenizer
+        self.recipe, self.tokenizer, self._progress = recipe, tokenizer, progress
         self._log_scale = towers.log_scale[...]
         self._bias = None if towers.bias is None else towers.bias[...]
         self._graphdef, parameters = nnx.split(towers)
@@ -206,7 +208,8 @@ class Model:
         """The same architecture with fresh parameters: what a number has to beat."""
         towers = initial_towers(self.recipe, self.tokenizer, seed)
         devices = list(self._mesh.devices.flat)
-        return Model(self.recipe, towers, self.tokenizer, devices, batch_size=self.batch_size)
+        options = {"batch_size": self.batch_size, "progress": self._progress}
+        return Model(self.recipe, towers, self.tokenizer, devices, **options)
 
     def _encode(
         self, view: Literal["image", "text"], count: int, read: Callable[[range], np.ndarray]
@@ -227,6 +230,7 @@ class Model:
         with jax.set_mesh(self._mesh):
             for part, values in _one_ahead(encoded()):
                 rows[part.start : part.stop] = np.asarray(values.addressable_data(0))[: len(part)]
+                self._progress()
         return rows
 
 

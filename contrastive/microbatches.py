@@ -12,6 +12,7 @@ objective: the rows of one microbatch never become the negatives of another
 (``optimizer.accumulate``).
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Shaped
 
 from contrastive.errors import ConfigError
+from contrastive.towers import sharding
 
 Encode = Callable[[Any, Array, Array], Array]
 """``(parameters, inputs [rows, ...], row numbers [rows]) -> embeddings [rows, dim]``."""
@@ -36,10 +38,13 @@ def encode_rows(
     """The rows of ``encode`` for the whole batch, computed ``microbatches`` chunks at a time.
 
     On a mesh every chunk lies on all devices: each contributes ``rows / (devices · microbatches)``
-    of its own rows, so no row moves between them. The gradient of the parameters is summed over the
-    devices once for each chunk, unless the compiler moves the sum out of the loop. Row numbers are
-    those of the global batch: an encoder that draws its dropout from them draws the same masks in
-    any number of chunks.
+    of its own rows, so no row moves between them. Each device adds up the gradients of its chunks,
+    and the sum over replicas comes once, at the end; with FSDP the gradients of a chunk are
+    scattered over the devices that share a parameter, whose sum of the parts comes once as well.
+    (With tensor parallelism every chunk's gradient is summed: the loop runs under the compiler's
+    own partitioning, which has no array that is yet to be summed.) Row numbers are those of the
+    global batch: an encoder that draws its dropout from them draws the same masks in any number of
+    chunks.
 
     Args:
       encode: Computes each row from its input and its number alone.
@@ -57,10 +62,11 @@ def encode_rows(
     if microbatches == 1:
         return encode(parameters, inputs, numbers)
     check_microbatches(inputs.shape[0], microbatches, 1 if layout is None else _parts(layout))
-    return _in_chunks(encode, parameters, inputs, numbers, microbatches)
+    chunks = functools.partial(_in_chunks, encode, microbatches)
+    return sharding.summed_once(chunks, parameters, inputs, numbers)
 
 
-def _in_chunks(encode: Encode, parameters: Any, inputs: Array, numbers: Array, k: int) -> Array:
+def _in_chunks(encode: Encode, k: int, parameters: Any, inputs: Array, numbers: Array) -> Array:
     layout = _row_axes(inputs)
     parts = 1 if layout is None else _parts(layout)
     # Inside a scan nothing can merge the second computation with the first.

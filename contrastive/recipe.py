@@ -26,6 +26,9 @@ class TrainConfig:
 
     microbatches: int = 1  # chunks that the encoders run in; the loss is of the whole batch
     watchdog_seconds: float | None = 600.0  # a step that takes longer ends the run; None: no limit
+    # The same for what is not a step: reading the data, compiling the first step, a batch of an
+    # evaluation, a save; None: no limit
+    patience_seconds: float | None = 1800.0
     profile: str | None = None  # "start:stop": these steps are traced, into WORKDIR/profile
 
     def __post_init__(self) -> None:
@@ -33,8 +36,10 @@ class TrainConfig:
             raise ConfigError(
                 f"config.train.microbatches = {self.microbatches} has to be at least 1."
             )
-        if self.watchdog_seconds is not None and not self.watchdog_seconds > 0:
-            raise ConfigError("config.train.watchdog_seconds has to be positive, or None.")
+        for name in ("watchdog_seconds", "patience_seconds"):
+            limit = getattr(self, name)
+            if limit is not None and not limit > 0:
+                raise ConfigError(f"config.train.{name} has to be positive, or None.")
         self.profiled()
 
     def profiled(self) -> range | None:
@@ -82,15 +87,29 @@ class Recipe:
                 f"config.stop_at = {self.stop_at} has to lie between 1 and config.total_steps = "
                 f"{self.total_steps}."
             )
-        best = self.checkpoint.best
-        if best is not None and best.startswith("evaluation/") and not self.eval.every:
+        if self.average_decay is not None and not 0 < self.average_decay < 1:
+            raise ConfigError("config.average_decay has to lie between 0 and 1, or be None.")
+        self._check_pixels()
+        self._check_best()
+
+    def _check_best(self) -> None:
+        """A checkpoint can be the best by a number only if that is measured where one is saved."""
+        best, saved = self.checkpoint.best, self.checkpoint.every
+        if best is None:
+            return
+        group = "eval" if best.startswith("evaluation/") else "log"
+        measured = self.eval.every if group == "eval" else self.log.every
+        if not measured:
             raise ConfigError(
                 f"config.checkpoint.best = {best!r} needs evaluations during the run; "
                 "config.eval.every is 0."
             )
-        if self.average_decay is not None and not 0 < self.average_decay < 1:
-            raise ConfigError("config.average_decay has to lie between 0 and 1, or be None.")
-        self._check_pixels()
+        if not saved or (saved % measured and measured % saved):
+            raise ConfigError(
+                f"config.checkpoint.best = {best!r} is measured every {measured} steps "
+                f"(config.{group}.every) and checkpoints are written every {saved} "
+                "(config.checkpoint.every): one has to be a multiple of the other."
+            )
 
     def _check_pixels(self) -> None:
         """The pictures of a published model go with its pixel statistics."""

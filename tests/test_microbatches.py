@@ -1,10 +1,12 @@
 """Gradient caching: the same gradients in any number of chunks, in the memory of one."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -14,25 +16,31 @@ from contrastive.losses import clip_loss
 from contrastive.mesh import MeshConfig
 from contrastive.microbatches import encode_rows
 from contrastive.objectives import LossConfig, make_objective
+from contrastive.planning import hlo
+from contrastive.planning.collectives import collectives
 from contrastive.towers import TextTransformerConfig, TwoTower, TwoTowerConfig
 from contrastive.towers.convnet import ConvTowerConfig
 from contrastive.towers.vit import VisionTransformerConfig
+from contrastive.training.state import abstract_state
 
 BATCH = 64
 
 
-@functools.cache
-def towers(image, dropout):
+def two_towers(image, dropout, rngs):
     config = TwoTowerConfig(
         image=image,
         text=TextTransformerConfig(width=32, heads=2, depth=1, dropout=dropout),
         embedding_dim=16,
     )
-    model = TwoTower(
+    return TwoTower(
         config, image_size=16, text_length=8, vocabulary_size=50, pad_id=0,
-        bias_init=-10.0, rngs=nnx.Rngs(0),
+        bias_init=-10.0, rngs=rngs,
     )  # fmt: skip
-    return nnx.split(model)
+
+
+@functools.cache
+def towers(image, dropout):
+    return nnx.split(two_towers(image, dropout, nnx.Rngs(0)))
 
 
 CONV = ConvTowerConfig(widths=(8, 16))
@@ -48,9 +56,9 @@ def make_batch(rows=BATCH):
     }
 
 
-def slope(microbatches, *, image, dropout, devices=1, loss="clip", step=0):
+def slope(microbatches, *, image, dropout, devices=1, loss="clip", step=0, fsdp=1):
     """Loss and gradient of one step, on the host."""
-    mesh = mesh_lib.make_mesh(MeshConfig(), jax.devices()[:devices])
+    mesh = mesh_lib.make_mesh(MeshConfig(fsdp=fsdp), jax.devices()[:devices])
     graphdef, parameters = towers(image, dropout)
     objective = make_objective(LossConfig(name=loss), microbatches=microbatches)
 
@@ -60,7 +68,11 @@ def slope(microbatches, *, image, dropout, devices=1, loss="clip", step=0):
 
     with jax.set_mesh(mesh):
         put = jax.device_put(make_batch(), mesh_lib.batch_sharding(mesh))
-        parameters = jax.device_put(parameters, mesh_lib.replicated(mesh))
+        build = functools.partial(two_towers, image, dropout)
+        _, state = abstract_state(build, optax.sgd(1.0), mesh, average=False)
+        parameters = jax.tree.map(
+            lambda x, like: jax.device_put(x, like.sharding), parameters, state.parameters
+        )
         loss, gradient = jax.jit(jax.value_and_grad(value))(parameters, put)
     return float(loss), jax.device_get(gradient)
 
@@ -87,10 +99,12 @@ def test_A08_every_gradient_equals_that_of_the_whole_step_with_dropout(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices, microbatches", [(1, 4), (8, 2), (8, 8)])
-def test_A08_with_dropout_in_both_towers(devices, microbatches):
+@pytest.mark.parametrize(
+    "devices, fsdp, microbatches", [(1, 1, 4), (8, 1, 2), (8, 1, 8), (8, 4, 4)]
+)
+def test_A08_with_dropout_in_both_towers(devices, fsdp, microbatches):
     want = slope(1, image=VIT, dropout=0.5)
-    assert_equal(slope(microbatches, image=VIT, dropout=0.5, devices=devices), want)
+    assert_equal(slope(microbatches, image=VIT, dropout=0.5, devices=devices, fsdp=fsdp), want)
 
 
 def test_A08_without_dropout_and_for_the_sigmoid_loss():
@@ -158,6 +172,38 @@ def test_the_activations_are_those_of_one_chunk():
     alone = compiled(1, 32).lower().compile().memory_analysis().temp_size_in_bytes
     assert temporary[1] > 5 * temporary[8]
     assert temporary[8] < 1.5 * alone + 4 * 256 * 256 * 4  # a chunk, and the logits of the batch
+
+
+def bytes_summed(microbatches, **sizes):
+    """Bytes of the sums over the replicas outside the loss in a compiled step, loops counted as
+    often as they go round, and bytes of the parameters that a device holds."""
+    mesh = mesh_lib.make_mesh(MeshConfig(**sizes), jax.devices())
+    objective = make_objective(LossConfig(), microbatches=microbatches)
+    build = functools.partial(two_towers, VIT, 0.5)
+    graphdef, state = abstract_state(build, optax.sgd(1.0), mesh, average=False)
+
+    def value(parameters, batch):
+        return objective(nnx.merge(graphdef, parameters), batch, jax.random.key(0))[0]
+
+    def put(x):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=mesh_lib.batch_sharding(mesh))
+
+    with jax.set_mesh(mesh):
+        step = jax.jit(jax.value_and_grad(value))
+        batch = jax.tree.map(put, make_batch())
+        text = step.lower(state.parameters, batch).compile().as_text()
+    rows = [r for r in collectives(hlo.parse(text), dict(mesh.shape)) if not r.loss]
+    own = sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * 4 for x in jax.tree.leaves(state.parameters)
+    )
+    sums = [r for r in rows if r.kind == "all-reduce" and "data" in r.axes]
+    return sum(r.payload_bytes for r in sums), own
+
+
+@pytest.mark.parametrize("sizes", [{"data": 8}, {"data": 2, "fsdp": 4}])
+def test_gradients_are_summed_over_the_replicas_once(sizes):
+    summed, own = bytes_summed(4, **sizes)
+    assert own <= summed < 1.05 * own
 
 
 def count_products(jaxpr, shape):

@@ -52,11 +52,25 @@ def test_a_recipe_survives_the_way_through_its_file(tmp_path):
         ("--config.train.profile=9:3", "has to be START:STOP"),
         ("--config.train.microbatches=0", "config.train.microbatches"),
         ("--config.train.watchdog_seconds=0.0", "config.train.watchdog_seconds"),
+        ("--config.train.patience_seconds=-1.0", "config.train.patience_seconds"),
+        ("--config.checkpoint.best=evaluation/x --config.eval.every=0", "needs evaluations"),
+        ("--config.checkpoint.best=evaluation/x --config.eval.every=100", "multiple of the other"),
+        ("--config.checkpoint.best=loss --config.log.every=7", "every 7 steps .config.log.every"),
+        ("--config.checkpoint.best=loss --config.checkpoint.every=0", "multiple of the other"),
     ],
 )
 def test_contradictions_are_named(override, words):
     with pytest.raises(ConfigError, match=words):
-        load_recipe(str(ROOT / "configs" / "emoji.py:clip"), [override])
+        load_recipe(str(ROOT / "configs" / "emoji.py:clip"), override.split())
+
+
+@pytest.mark.parametrize(
+    "saved, measured", [(225, 225), (450, 225), (225, 450)]
+)  # fmt: skip
+def test_cadences_at_which_the_best_checkpoint_is_found(saved, measured):
+    overrides = [f"--config.checkpoint.every={saved}", f"--config.eval.every={measured}"]
+    best = "--config.checkpoint.best=evaluation/x"
+    load_recipe(str(ROOT / "configs" / "emoji.py:clip"), [best, *overrides])
 
 
 def test_changing_the_tower_on_the_command_line():

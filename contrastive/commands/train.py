@@ -68,7 +68,8 @@ def train(
     check_microbatches(recipe.batch_size, recipe.train.microbatches, mesh_lib.batch_parts(mesh))
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(_Signals())
-        watchdog = stack.enter_context(Watchdog(processes, recipe.train.watchdog_seconds))
+        limits = recipe.train.watchdog_seconds, recipe.train.patience_seconds
+        watchdog = stack.enter_context(Watchdog(processes, *limits))
         processes.first_alone(
             lambda: _open(recipe, workdir, new, stream, stack), "opening the workdir"
         )
@@ -86,6 +87,8 @@ def _open(
     stack.enter_context(workdir_lib.opened(workdir))
     if (workdir / "config.json").exists():
         check_resumable(read_recipe(workdir), recipe, workdir)
+    if recipe.log.wandb is not None:
+        logs.import_wandb()
     write_recipe(workdir, recipe)
 
 
@@ -135,7 +138,7 @@ class _Run:
         self.checkpoints = checkpoint.Checkpointer(
             workdir, recipe.checkpoint, self.terminal.say, processes
         )
-        self.tensorboard: logs.TensorBoard | None = None
+        self.writers: list[logs.Writer] = []
         self.loader: Any = None  # the batches: BatchLoader or SyntheticLoader
 
     def close(self) -> None:
@@ -143,17 +146,20 @@ class _Run:
         self.profiler.close()
         if self.loader is not None:
             self.loader.close()
-        if self.tensorboard is not None:
-            self.tensorboard.close()
+        for writer in self.writers:
+            writer.close()
         if self.metrics is not None:
             self.metrics.close()
         self.checkpoints.close()
 
     def execute(self) -> int:
-        recipe = self.recipe
+        recipe, begins = self.recipe, self.watchdog.begins
+        begins("reading the tokenizer")
         self.tokenizer = self.processes.first_then_others(self._tokenizer, "reading the tokenizer")
+        begins("reading the data")
         self.loader = self.processes.together(self._loader, "reading the data")
         self._compare_hosts()
+        begins("creating the parameters")
         program = make_program(recipe, self.mesh)
         self.graphdef, state = init_state(
             lambda rngs: build_towers(recipe, self.tokenizer, rngs=rngs),
@@ -162,17 +168,20 @@ class _Run:
             recipe.seed,
             average=program.averages,
         )
+        begins("restoring a checkpoint")
         state, start = self._restore(state)
         stop = recipe.stop_at or recipe.total_steps
         if start < stop:
+            begins("compiling and doing the first step")
             state, step = self._train(state, program, start, stop)
         else:
             step = start
-        with self.watchdog.paused():
-            self.checkpoints.wait()
-            if step < recipe.total_steps:
-                return self._stopped(step)
-            self._finish(state, trained=start < stop)
+        begins("writing the last checkpoint")
+        self.checkpoints.wait()
+        if step < recipe.total_steps:
+            return self._stopped(step)
+        begins("evaluating")
+        self._finish(state, trained=start < stop)
         return 0
 
     def _loader(self) -> Any:
@@ -224,9 +233,18 @@ class _Run:
             state = self._project(warm_start(state, source, self.workdir, self.terminal.say))
         start = 0 if restored is None else restored.step
         self.processes.compare({"step to start from": str(start)})
-        if self.recipe.log.tensorboard and self.processes.first:
-            self.tensorboard = logs.TensorBoard(self.workdir / "tensorboard", resumed_at=start)
+        self.processes.first_alone(lambda: self._open_writers(start), "opening the logs")
         return state, start
+
+    def _open_writers(self, start: int) -> None:
+        log = self.recipe.log
+        if log.tensorboard:
+            self.writers.append(logs.TensorBoard(self.workdir / "tensorboard", resumed_at=start))
+        if log.wandb is not None:
+            settings = config_lib.to_dict(self.recipe)
+            online = logs.WandB(self.workdir, log.wandb, name=self.recipe.name, config=settings)
+            self.writers.append(online)
+            self.terminal.say(f"Weights & Biases: {online.where()}")
 
     def _project(self, state: TrainState) -> TrainState:
         limit = scale_limit(self.recipe.loss)
@@ -303,11 +321,7 @@ class _Run:
 
     def _log(self, step: int, metrics: dict[str, float]) -> None:
         self._measured(step, metrics)
-        metrics = metrics | self._data_counts()
-        if self.metrics is not None:
-            self.metrics.write(step, metrics)
-        if self.tensorboard is not None:
-            self.tensorboard.write(step, metrics)
+        self._write(step, metrics | self._data_counts())
         self.terminal.step(step, metrics)
 
     def _data_counts(self) -> dict[str, float]:
@@ -334,15 +348,22 @@ class _Run:
         results = evaluate(self._model(state), self.recipe, quick=True)
         metrics = {f"evaluation/{name}": float(value) for name, value in results.items()}
         self._measured(step, metrics)
+        self._write(step, metrics)
+
+    def _write(self, step: int, metrics: dict[str, float]) -> None:
         if self.metrics is not None:
             self.metrics.write(step, metrics)
-        if self.tensorboard is not None:
-            self.tensorboard.write(step, metrics)
+        for writer in self.writers:
+            writer.write(step, metrics)
 
     def _model(self, state: TrainState) -> Model:
         parameters = state.parameters if state.average is None else state.average
         return Model(
-            self.recipe, nnx.merge(self.graphdef, parameters), self.tokenizer, self.devices
+            self.recipe,
+            nnx.merge(self.graphdef, parameters),
+            self.tokenizer,
+            self.devices,
+            progress=self.watchdog.alive,
         )
 
     def _stopped(self, step: int) -> int:
@@ -372,6 +393,7 @@ class _Run:
                 self.terminal.say("Evaluating ...")
                 results = save_evaluation(target, model, self.recipe)
             self.terminal.say(format_table(results))
+            self.watchdog.begins("writing the report")
             page = write_report(target, model=model)
             self.terminal.say(f"Report: {page}")
             self.processes.gather("", "writing the report")

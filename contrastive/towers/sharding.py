@@ -8,6 +8,7 @@ Without rules everything is replicated, without a mesh the names mean nothing.
 
 import contextvars
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -119,10 +120,12 @@ def weight(
 
 @dataclasses.dataclass(frozen=True)
 class _Manual:
-    """Inside :func:`on_rows`: what the batch is cut over, and which logical axes are cut too."""
+    """Where each device computes its own rows: what the batch is cut over, and which logical axes
+    of the parameters are cut too."""
 
     batch: tuple[str, ...]
     cut: Mapping[str, tuple[str, ...]]
+    summed: bool = False  # whether parameters have come through :func:`summed_once`
 
     def of(self, value: jax.Array) -> PartitionSpec:
         """How a parameter is cut, without the axes that cut nothing."""
@@ -139,7 +142,7 @@ class _Manual:
         """
         over = [self.cut.get(name or "", ()) for name in axes]
         replicas = tuple(a for a in self.batch if all(a not in parts for parts in over))
-        if replicas:
+        if replicas and not self.summed:
             value = lax.pcast(value, replicas, to="varying")
         value = value.astype(dtype)
         for dimension, parts in enumerate(over):
@@ -168,43 +171,90 @@ def on_rows(tower: nnx.Module, call: Callable[..., jax.Array], *rows: jax.Array 
       call: From the tower and this device's rows to its rows of the result.
       *rows: Arrays with the batch as first dimension, cut alike, or None.
     """
-    first = next(x for x in rows if x is not None)
-    sharding = jax.typeof(first).sharding
     graphdef, state = nnx.split(tower)
-    manual = _manual(state, sharding)
-    if manual is None:
+    manual = None if is_manual() else _manual(state, rows)
+    if manual is None or not manual.cut:
         return call(tower, *rows)
-    cut = PartitionSpec(manual.batch)
+    return _mapped(
+        manual, lambda state, *rows: call(nnx.merge(graphdef, state), *rows), state, rows
+    )
 
+
+def summed_once(call: Callable[..., jax.Array], state: Any, *rows: jax.Array | None) -> Any:
+    """``call(state, *rows)``, where each device computes its own rows and the gradient of ``state``
+    is summed over the replicas once, however often a loop inside ``call`` uses it.
+
+    A plain call where the batch is not cut, and with tensor parallelism.
+
+    Args:
+      call: From parameters and this device's rows to its rows of the result; it may run towers.
+      state: Parameters, as a tree of NNX Variables, and other arrays.
+      *rows: Arrays with the batch as first dimension, cut alike, or None.
+    """
+    manual = _manual(state, rows)
+    if manual is None:
+        return call(state, *rows)
+
+    manual = dataclasses.replace(manual, summed=True)
+    leaves, tree = jax.tree.flatten(state)
+    used = [{axis for entry in manual.of(x) for axis in _flat(entry)} for x in leaves]
+
+    def local(state: Any, *rows: jax.Array | None) -> jax.Array:
+        own = [
+            lax.pcast(x, tuple(a for a in manual.batch if a not in axes), to="varying")
+            if jnp.issubdtype(x.dtype, jnp.floating) and not axes.issuperset(manual.batch)
+            else x
+            for x, axes in zip(jax.tree.leaves(state), used, strict=True)
+        ]
+        return call(jax.tree.unflatten(tree, own), *rows)
+
+    return _mapped(manual, local, state, rows)
+
+
+def _mapped(
+    manual: _Manual, call: Callable[..., jax.Array], state: Any, rows: tuple[jax.Array | None, ...]
+) -> jax.Array:
     def local(state: Any, *rows: jax.Array | None) -> jax.Array:
         token = _MANUAL.set(manual)
         try:
-            return call(nnx.merge(graphdef, state), *rows)
+            return call(state, *rows)
         finally:
             _MANUAL.reset(token)
 
     # Axes of one device may stand in a type; here they would only make things vary over them.
     state = jax.tree.map(lambda x: jax.sharding.reshard(x, manual.of(x)), state)
+    cut = PartitionSpec(manual.batch)
     specs = jax.tree.map(manual.of, state), *(None if x is None else cut for x in rows)
-    mapped = jax.shard_map(local, mesh=sharding.mesh, in_specs=specs, out_specs=cut)
+    mapped = jax.shard_map(local, mesh=_rows_sharding(rows).mesh, in_specs=specs, out_specs=cut)
     return mapped(state, *rows)
 
 
-def _manual(state: Any, sharding: Any) -> _Manual | None:
+def _rows_sharding(rows: tuple[jax.Array | None, ...]) -> Any:
+    return jax.typeof(next(x for x in rows if x is not None)).sharding
+
+
+def _manual(state: Any, rows: tuple[jax.Array | None, ...]) -> _Manual | None:
+    """How the rows and the parameters are cut; None where the rows are whole, types do not say, or
+    parameters are cut over other axes than the rows."""
+    sharding = _rows_sharding(rows)
     mesh = sharding.mesh
     if mesh.empty or AxisType.Explicit not in mesh.axis_types or not sharding.spec:
         return None
     batch = _flat(sharding.spec[0])
-    if any(size > 1 for axis, size in mesh.shape.items() if axis not in batch):
+    if {axis for axis, size in mesh.shape.items() if size > 1} - set(batch):
+        return None
+    if math.prod(mesh.shape[axis] for axis in batch) == 1:
         return None
     cut: dict[str, tuple[str, ...]] = {}
     for leaf in jax.tree.leaves(state, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)):
+        if not isinstance(leaf, nnx.Variable):
+            continue
         axes = leaf.get_metadata().get("out_sharding") or ()
         entries = jax.typeof(leaf[...]).sharding.spec
         for name, entry in zip(axes, entries, strict=False):
             if name is not None and any(mesh.shape[a] > 1 for a in _flat(entry)):
                 cut[name] = _flat(entry)
-    if not cut or not {a for parts in cut.values() for a in parts} <= set(batch):
+    if not {a for parts in cut.values() for a in parts} <= set(batch):
         return None
     return _Manual(batch, cut)
 

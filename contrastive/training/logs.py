@@ -1,4 +1,4 @@
-"""Where the numbers of a run go: ``metrics.jsonl``, TensorBoard and the terminal."""
+"""Where the numbers of a run go: ``metrics.jsonl``, TensorBoard, Weights & Biases, the terminal."""
 
 import dataclasses
 import json
@@ -6,14 +6,16 @@ import math
 import os
 import pathlib
 import sys
+import uuid
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from tensorboardX import SummaryWriter
 
 from contrastive.errors import ConfigError, UserError
+from contrastive.whole import whole_file
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,10 +24,20 @@ class LogConfig:
 
     every: int = 10  # steps between lines of metrics.jsonl
     tensorboard: bool = True  # also write TensorBoard events
+    wandb: str | None = None  # project of Weights & Biases to write to as well; None: none
 
     def __post_init__(self) -> None:
         if self.every < 1:
             raise ConfigError(f"config.log.every = {self.every} has to be at least 1.")
+
+
+@runtime_checkable
+class Writer(Protocol):
+    """Takes the numbers of a step, beside ``metrics.jsonl``."""
+
+    def write(self, step: int, metrics: Mapping[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class MetricsFile:
@@ -81,6 +93,98 @@ class TensorBoard:
 
     def close(self) -> None:
         self._writer.close()
+
+
+def import_wandb() -> Any:
+    """The package ``wandb``.
+
+    Raises:
+      UserError: It is not installed.
+    """
+    try:
+        import wandb
+
+        wandb.init  # noqa: B018  a folder of that name would be imported too
+    except (ImportError, AttributeError) as error:
+        raise UserError(
+            "config.log.wandb needs the package wandb: pip install 'contrastive[wandb]'; or set "
+            "config.log.wandb=none."
+        ) from error
+    return wandb
+
+
+class WandB:
+    """The same numbers as a run of Weights & Biases: a row a step, sent once.
+
+    The run's id and the last step that was sent are kept in ``wandb.json`` of the workdir. A run
+    that resumes goes on under its id; W&B cannot take rows back, so steps that are done again after
+    the checkpoint and are there already are not sent again: they have the same numbers. A row is
+    sent when the next step comes, since an evaluation may still add to it.
+
+    What is not said here is W&B's own: ``WANDB_MODE=offline`` writes to ``WORKDIR/wandb``, for
+    ``wandb sync``; ``WANDB_ENTITY``, ``WANDB_API_KEY`` and so on.
+
+    Args:
+      workdir: The run's folder.
+      project: W&B's project.
+      name: How W&B calls the run.
+      config: The settings, to be shown there.
+
+    Raises:
+      UserError: ``wandb`` is not installed, or W&B refuses the run.
+    """
+
+    def __init__(
+        self, workdir: pathlib.Path, project: str, *, name: str, config: Mapping[str, Any]
+    ) -> None:
+        wandb = import_wandb()
+        self._file = workdir / "wandb.json"
+        self._known = {"id": uuid.uuid4().hex[:12], "step": 0}
+        if self._file.exists():
+            self._known = json.loads(self._file.read_text())
+        self._step, self._row = 0, {}
+        try:
+            self._run = wandb.init(
+                project=project,
+                name=name,
+                id=self._known["id"],
+                config=dict(config),
+                dir=workdir,
+                resume=None if os.environ.get("WANDB_MODE") == "offline" else "allow",
+                settings=wandb.Settings(console="off", silent=True),
+            )
+        except wandb.errors.Error as error:
+            raise UserError(
+                f"Weights & Biases does not take the run ({error}). WANDB_MODE=offline writes to "
+                "the workdir, config.log.wandb=none does without."
+            ) from error
+        self._remember()
+
+    def where(self) -> str:
+        """The page of the run, or its folder."""
+        return self._run.url or str(pathlib.Path(self._run.dir).parent)
+
+    def write(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Adds to the row of a step."""
+        if step != self._step:
+            self._send()
+        if step > self._known["step"]:
+            self._step = step
+            self._row |= {k: v for k, v in metrics.items() if isinstance(v, int | float)}
+
+    def _send(self) -> None:
+        if self._row:
+            self._run.log(self._row, step=self._step, commit=True)
+            self._known["step"], self._row = self._step, {}
+            self._remember()
+
+    def _remember(self) -> None:
+        with whole_file(self._file) as path:
+            path.write_text(json.dumps(self._known) + "\n")
+
+    def close(self) -> None:
+        self._send()
+        self._run.finish()
 
 
 class Terminal:

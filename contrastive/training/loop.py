@@ -41,7 +41,8 @@ class Hooks:
     evaluate_every: int
     stop_requested: Callable[[], bool]
     finished: Callable[[int], None] = lambda step: None  # the numbers of a step are on the host
-    pause: Callable[[], AbstractContextManager[None]] = nullcontext  # around what is not a step
+    # Around what is not a step, with what it is in words
+    pause: Callable[[str], AbstractContextManager[Any]] = nullcontext
     # Called with the number of each step once it is on its way, and with ``start`` before the first
     dispatched: Callable[[int, Any], None] = lambda step, metrics: None
 
@@ -99,10 +100,10 @@ def run(
         if any(due.values()):
             meter.flush()
         if due["evaluate"]:
-            with meter.paused():
+            with meter.paused("evaluating"):
                 hooks.evaluate(step, state)
         if due["save"]:
-            with meter.paused():
+            with meter.paused("saving"):
                 hooks.save(step, state, position)
         if last:
             break
@@ -132,7 +133,7 @@ class _Meter:
             collections.deque()
         )
         self._since = time.perf_counter()
-        self._waited = 0.0
+        self._waited, self._blocked = 0.0, 0.0  # seconds for the next batch, and for the devices
         self._examples = 0
 
     def waiting(self, batches: Iterator | Batches) -> dict[str, np.ndarray]:
@@ -150,14 +151,16 @@ class _Meter:
         while self._pending:
             self._report(*self._pending.popleft())
 
-    def paused(self) -> Any:
-        return _Pause(self, self._hooks.pause())
+    def paused(self, what: str) -> Any:
+        return _Pause(self, self._hooks.pause(what))
 
     def shift(self, seconds: float) -> None:
         self._since += seconds
 
     def _report(self, step: int, size: int, metrics: dict[str, jax.Array]) -> None:
+        begin = time.perf_counter()
         host = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        self._blocked += time.perf_counter() - begin
         self._examples += size
         for name in ("loss", "gradient_norm"):
             if not math.isfinite(host[name]):
@@ -170,14 +173,15 @@ class _Meter:
         host["learning_rate"] = float(self._schedule(step - 1))
         host["examples_per_second"] = self._examples / elapsed
         host["input_wait_share"] = self._waited / elapsed
-        self._since, self._waited, self._examples = now, 0.0, 0
+        host["host_share"] = 1.0 - (self._waited + self._blocked) / elapsed
+        self._since, self._waited, self._blocked, self._examples = now, 0.0, 0.0, 0
         self._hooks.log(step, host)
 
 
 class _Pause:
     """Time inside does not count as training time."""
 
-    def __init__(self, meter: _Meter, around: AbstractContextManager[None]) -> None:
+    def __init__(self, meter: _Meter, around: AbstractContextManager[Any]) -> None:
         self._meter, self._around = meter, around
 
     def __enter__(self) -> None:

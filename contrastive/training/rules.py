@@ -1,5 +1,6 @@
 """The update rules: from a gradient to a direction, without rate and weight decay."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
@@ -50,7 +51,7 @@ def make_rule(name: Rule, moment: Moment, mu_dtype: Any) -> optax.GradientTransf
                 limit, 1.0 - (jnp.asarray(step, jnp.float32) + 1.0) ** jnp.negative(power)
             ),
         )
-        clipped = optax.chain(second, optax.clip_by_block_rms(1.0))
+        clipped = optax.chain(second, _limit_rms(1.0))
         if not b1:
             return clipped
         return optax.chain(clipped, optax.ema(b1, debias=False, accumulator_dtype=mu_dtype))
@@ -68,8 +69,31 @@ def make_rule(name: Rule, moment: Moment, mu_dtype: Any) -> optax.GradientTransf
 
 
 def trust_ratio() -> optax.GradientTransformation:
-    """LAMB's last factor: the norm of a parameter over the norm of its update."""
-    return optax.scale_by_trust_ratio()
+    """LAMB's last factor: the norm of a parameter over the norm of its update, in each layer; 1
+    where one of them is zero."""
+
+    def scale(path: Any, update: jax.Array, parameter: jax.Array) -> jax.Array:
+        wanted, given = (_root_mean_square(path, x) for x in (parameter, update))
+        some = (wanted > 0) & (given > 0)
+        return update * jnp.where(some, wanted / jnp.where(some, given, 1.0), 1.0)
+
+    return optax.stateless(functools.partial(jax.tree_util.tree_map_with_path, scale))
+
+
+def _limit_rms(limit: float) -> optax.GradientTransformation:
+    """Shrinks the update of each layer until its root mean square is at most ``limit``."""
+
+    def scale(path: Any, update: jax.Array) -> jax.Array:
+        return update / jnp.maximum(_root_mean_square(path, update) / limit, 1.0)
+
+    return optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(scale, updates))
+
+
+def _root_mean_square(path: Any, x: jax.Array) -> jax.Array:
+    """Of an array; where layers are stacked for a scan, of each layer: ``[layers, 1, …]``."""
+    stacked = "blocks" in path_names(path)
+    axes = tuple(range(1 if stacked else 0, x.ndim))
+    return jnp.sqrt(jnp.mean(jnp.square(x), axes, keepdims=True))
 
 
 def matrices(parameters: Any) -> Any:

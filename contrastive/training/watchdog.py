@@ -14,17 +14,15 @@ from collections.abc import Callable, Iterator
 
 from contrastive.processes import LOST, LostProcess, Processes
 
-# What may take longer than a step, by this factor: compilation, evaluation, the end of a save.
-_PATIENCE = 10.0
-
 
 class Watchdog:
     """Watches this process's steps, and the other processes' signs of life.
 
     Args:
       processes: The run's processes; alone, only the steps are watched.
-      seconds: How long a step may take; ten times as long before the first step is finished and
-        while paused. None: not limited.
+      seconds: How long a step may take; None: not limited.
+      patience: How long it may be silent while it does something else, such as compiling; None: not
+        limited.
       end: Ends the process; replaced in tests.
     """
 
@@ -32,13 +30,16 @@ class Watchdog:
         self,
         processes: Processes,
         seconds: float | None,
+        patience: float | None,
         *,
         end: Callable[[str, int], None] | None = None,
     ) -> None:
-        self._processes, self._seconds = processes, seconds
+        self._processes = processes
+        self._limits = {"watchdog_seconds": seconds, "patience_seconds": patience}
         self._end = end or _end
         self._step: int | None = None
-        self._since, self._slow = time.monotonic(), True
+        # What is being done that is not a step, and since when nothing was finished
+        self._doing: tuple[str | None, float] = ("starting", time.monotonic())
         self._beat = 0
         self._seen: dict[int, tuple[int, float]] = {}  # beat of a process, and since when
         self._answered = time.monotonic()
@@ -46,7 +47,7 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> "Watchdog":
-        if self._seconds is not None or self._processes.count > 1:
+        if self._processes.count > 1 or any(self._limits.values()):
             self._thread.start()
         return self
 
@@ -57,19 +58,29 @@ class Watchdog:
 
     def finished(self, step: int) -> None:
         """A step is done: its numbers are on the host."""
-        self._step, self._since, self._slow = step, time.monotonic(), False
+        self._step, self._doing = step, (None, time.monotonic())
+
+    def begins(self, what: str) -> None:
+        """From here on the process does ``what`` (words that follow "while"), until a step is done
+        or something else begins."""
+        self._doing = (what, time.monotonic())
+
+    def alive(self) -> None:
+        """A part of what is being done is done."""
+        self._doing = (self._doing[0], time.monotonic())
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Something that is not a step and may take longer."""
-        slow, self._slow, self._since = self._slow, True, time.monotonic()
+    def paused(self, what: str) -> Iterator[None]:
+        """``what`` is done between two steps."""
+        before, _ = self._doing
+        self.begins(what)
         try:
             yield
         finally:
-            self._slow, self._since = slow, time.monotonic()
+            self._doing = (before, time.monotonic())
 
     def _watch(self) -> None:
-        pause = 1.0 if self._seconds is None else min(1.0, self._seconds / 5)
+        pause = min([1.0, *(limit / 5 for limit in self._limits.values() if limit is not None)])
         while not self._closed.wait(pause):
             try:
                 self._look()
@@ -80,14 +91,15 @@ class Watchdog:
         now = time.monotonic()
         if self._processes.count > 1:
             self._look_at_others(now)
-        if self._seconds is None:
-            return
-        limit = self._seconds * (_PATIENCE if self._slow else 1.0)
-        if now - self._since > limit:
-            step = "before the first step" if self._step is None else f"after step {self._step}"
+        doing, since = self._doing
+        key = "watchdog_seconds" if doing is None else "patience_seconds"
+        limit = self._limits[key]
+        if limit is not None and now - since > limit:
+            where = "before the first step" if self._step is None else f"after step {self._step}"
+            what = "" if doing is None else f" while {doing}"
             raise LostProcess(
-                f"nothing was finished for {limit:g} s {step} (config.train.watchdog_seconds = "
-                f"{self._seconds:g}); ending. {self._processes.status()}".rstrip()
+                f"nothing was finished for {limit:g} s {where}{what} (config.train.{key} = "
+                f"{limit:g}); ending. {self._processes.status()}".rstrip()
             )
 
     def _look_at_others(self, now: float) -> None:

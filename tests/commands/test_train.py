@@ -35,7 +35,7 @@ def read_metrics(workdir):
     return [json.loads(line) for line in lines]
 
 
-TIMING = ("examples_per_second", "input_wait_share")
+TIMING = ("examples_per_second", "input_wait_share", "host_share")
 
 
 def training_lines(workdir):

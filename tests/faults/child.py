@@ -22,7 +22,9 @@ PROCESS = int(os.environ.get("CONTRASTIVE_PROCESS", "0"))
 def due(kind, at):
     """The fault of this kind that strikes now."""
     for fault in PLAN.get("faults", ()):
-        if fault["kind"] != kind or fault["at"] != at or fault.get("process", 0) != PROCESS:
+        if fault["kind"] != kind or fault.get("process", 0) != PROCESS:
+            continue
+        if fault["at"] not in (at, "always"):
             continue
         if "once" in fault:
             try:
@@ -42,6 +44,9 @@ def strike_at_batch(number, batch):
         os.kill(os.getpid(), signal.SIGTERM)
     if fault := due("sleep", number):
         time.sleep(fault["seconds"])
+    if fault := due("wait", number):
+        while not os.path.exists(fault["for"]):
+            time.sleep(0.01)
     if due("rows", number):
         batch = {name: rows[:-1] for name, rows in batch.items()}
     if due("length", number):

@@ -12,16 +12,37 @@ import time
 import pytest
 
 CHILD = pathlib.Path(__file__).with_name("child.py")
-TIMING = ("examples_per_second", "input_wait_share")
-survived = collections.Counter()
+TIMING = ("examples_per_second", "input_wait_share", "host_share")
+# No test here is about speed: these only end what would wait for ever.
+PATIENCE = 900
 
 
 def pytest_terminal_summary(terminalreporter):
-    if survived:
-        listed = ", ".join(f"{count} × {kind}" for kind, count in sorted(survived.items()))
+    """How many faults were tried, and how many of them in tests that passed."""
+    tried, survived = collections.Counter(), collections.Counter()
+    for outcome in ("passed", "failed"):
+        for report in terminalreporter.stats.get(outcome, ()):
+            for name, value in getattr(report, "user_properties", ()):
+                if name == "fault":
+                    kind, count = value
+                    tried[kind] += count
+                    survived[kind] += count * report.passed
+    if tried:
+        listed = ", ".join(f"{survived[kind]}/{tried[kind]} {kind}" for kind in sorted(tried))
         terminalreporter.write_line(
-            f"Faults tried and survived: {survived.total()} ({listed}).", bold=True
+            f"Faults: {tried.total()} tried, {survived.total()} survived ({listed}).", bold=True
         )
+
+
+@pytest.fixture
+def tried(record_property):
+    """``tried(*kinds, times=1)``: the test is about to make these faults happen."""
+
+    def record(*kinds, times=1):
+        for kind in kinds:
+            record_property("fault", [kind, times])
+
+    return record
 
 
 class Run:
@@ -61,10 +82,9 @@ class Run:
             text=True,
         )
 
-    def train(self, *options, faults=(), status=0, devices=1, timeout=300):
+    def train(self, *options, faults=(), status=0, devices=1):
         """One process to its end; returns what it said."""
-        process = self.start(*options, faults=faults, devices=devices)
-        return finish([process], timeout, [status])[0]
+        return finish([self.start(*options, faults=faults, devices=devices)], [status])[0]
 
     def start_several(self, count, *options, faults=(), devices=1, only=None):
         port = free_port()
@@ -110,8 +130,8 @@ class Run:
         names = [p.name for p in (self.workdir / "checkpoints").iterdir()]
         return sorted(int(name) for name in names if name.isdecimal())
 
-    def wait_for(self, condition, timeout=120):
-        end = time.monotonic() + timeout
+    def wait_for(self, condition):
+        end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             try:
                 if condition():
@@ -122,7 +142,7 @@ class Run:
         raise AssertionError("waited too long")
 
 
-def finish(processes, timeout, statuses):
+def finish(processes, statuses, timeout=PATIENCE):
     """What the processes said, after they have ended with these statuses."""
     said = []
     try:

@@ -1,5 +1,6 @@
 """The optimizer chain: schedule, decay by name, and the limit of the scale after the update."""
 
+import functools
 import pathlib
 
 import jax
@@ -7,9 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 from contrastive.errors import ConfigError
 from contrastive.recipe import load_recipe
+from contrastive.temperature import path_names
+from contrastive.towers.text import TextTransformer, TextTransformerConfig
 from contrastive.training import rules
 from contrastive.training.optimizer import (
     OptimizerConfig,
@@ -138,6 +142,66 @@ def test_each_rule_takes_its_own_first_step(name):
     config = OptimizerConfig(name=name, learning_rate=0.1, weight_decay=0.0, clip_norm=None)
     after = update(config, ones(2.0))["image"]["dense"]["kernel"]
     np.testing.assert_allclose(1.0 - after, FIRST_STEP[name], rtol=1e-4)
+
+
+def unrolled(parameters):
+    """Stacked layers as one entry a layer, everything else as it is."""
+    flat = {}
+    for path, x in jax.tree_util.tree_leaves_with_path(parameters):
+        names = path_names(path)
+        if "blocks" not in names:
+            flat["/".join(names)] = x
+            continue
+        for i in range(x.shape[0]):
+            flat["/".join(f"block{i}" if name == "blocks" else name for name in names)] = x[i]
+    return flat
+
+
+@functools.cache
+def tower_with_layers():
+    config = TextTransformerConfig(width=160, heads=2, depth=3, mlp_ratio=1.0)
+    tower = nnx.eval_shape(
+        lambda: TextTransformer(
+            config, length=4, vocabulary_size=20, pad_id=0, output=8, rngs=nnx.Rngs(0)
+        )
+    )
+    rng = np.random.default_rng(0)
+
+    def draw(path, leaf):
+        x = rng.normal(size=leaf.shape)
+        if "blocks" in path_names(path):  # layers of very different size
+            x *= np.array([0.01, 1.0, 30.0]).reshape(-1, *[1] * (x.ndim - 1))
+        return jnp.asarray(x, jnp.float32)
+
+    shapes = nnx.state(tower, nnx.Param)
+    return [jax.tree_util.tree_map_with_path(draw, shapes) for _ in range(3)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("lamb", "adafactor") else pytest.mark.slow)
+        for name in rules.DEFAULTS
+    ],
+)
+def test_layers_stacked_for_a_scan_move_as_layers_by_themselves(name):
+    config = OptimizerConfig(name=name, learning_rate=0.1, weight_decay=0.3)
+
+    def steps(parameters, *gradients):
+        chain = make_optimizer(config, lambda step: jnp.float32(0.1), max_scale=None)
+        state = chain.init(parameters)
+        with jax.numpy_dtype_promotion("standard"):
+            for gradient in gradients:
+                updates, state = jax.jit(chain.update)(gradient, state, parameters)
+                parameters = optax.apply_updates(parameters, updates)
+        return parameters
+
+    stacked = tower_with_layers()
+    found = unrolled(steps(*stacked))
+    wanted = steps(*map(unrolled, stacked))
+    assert any("block2/" in name for name in wanted)
+    for name, value in wanted.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 def test_muon_makes_updates_of_matrices_orthogonal_and_leaves_the_rest_to_adam():
