@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from contrastive.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
-    from contrastive import processes as processes_lib
+    from contrastive.processes import Processes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -277,18 +277,19 @@ def _add_workdir(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from contrastive import processes as processes_lib
+    from contrastive import rendezvous
+    from contrastive.processes import Processes
 
     if options.restarts > 0:
         return _supervise(options.restarts, options.restart_wait)
     waits = {"limit": options.start_timeout, "lost_after": options.lost_after}
     if options.coordinator == "auto":
-        processes = processes_lib.start_detected(**waits)
+        processes = rendezvous.start_detected(**waits)
     else:
-        launch = processes_lib.find_launch(options.coordinator, options.processes, options.process)
+        launch = rendezvous.find_launch(options.coordinator, options.processes, options.process)
         if launch is None or launch.count == 1:
-            return _train_in(processes_lib.Processes(), options)
-        processes = processes_lib.start(launch, **waits)
+            return _train_in(Processes(), options)
+        processes = rendezvous.start(launch, **waits)
     try:
         return _train_in(processes, options)
     except Exception as error:
@@ -302,7 +303,7 @@ def _train(options: argparse.Namespace) -> int:
         processes.leave(str(known), _fail(options.command, str(known), status=known.status))
 
 
-def _train_in(processes: "processes_lib.Processes", options: argparse.Namespace) -> int:
+def _train_in(processes: "Processes", options: argparse.Namespace) -> int:
     import jax
 
     from contrastive.commands.train import train

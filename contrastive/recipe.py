@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from contrastive import config as config_lib
-from contrastive.data.pipeline import DataConfig
+from contrastive.data.config import DataConfig
 from contrastive.data.transforms import PIXEL_STATISTICS
 from contrastive.errors import ConfigError, UserError
 from contrastive.evaluation.suite import EvaluationConfig

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from contrastive.data.pipeline import load_tokenizer
+from contrastive.data.tokenizer import load_tokenizer
 from contrastive.errors import UserError
 from contrastive.inference import build_towers
 from contrastive.recipe import read_recipe

@@ -66,8 +66,14 @@ def shapes_csv(tmp_path_factory):
 
 
 @pytest.fixture
-def tiny(shapes_csv):
+def tiny(tiny_recipe):
     """The recipe as a ConfigDict; tests change what they are about."""
+    return tiny_recipe.copy_and_resolve_references()
+
+
+@pytest.fixture(scope="session")
+def tiny_recipe(shapes_csv):
+    """The recipe for fixtures that outlive a test: they change a copy."""
     config = ConfigDict()
     config.name = "shapes"
     config.total_steps = 8

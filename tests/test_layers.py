@@ -20,6 +20,7 @@ ROOMS = (  # from the top; rooms of one line do not import each other
     ("geometry",),
     ("losses", "temperature", "reference"),
     ("logits",),
+    ("rendezvous",),
     ("mesh", "processes", "config", "whole"),
     ("errors",),
 )

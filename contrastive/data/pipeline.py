@@ -19,6 +19,7 @@ from jaxtyping import UInt64
 from PIL import Image
 
 from contrastive.data.augment import augment
+from contrastive.data.batches import Batch, Batches
 from contrastive.data.captions import choose_captions
 from contrastive.data.config import DataConfig
 from contrastive.data.draws import example_keys, shuffle_seed, uniform
@@ -36,7 +37,7 @@ from contrastive.data.sources import open_source
 from contrastive.data.synthetic import SyntheticLoader
 from contrastive.data.tokenizer import Tokenizer, load_tokenizer
 from contrastive.data.unchecked import Account, Bad, Fetched, UncheckedExamples
-from contrastive.errors import ConfigError, DataError
+from contrastive.errors import DataError
 
 __all__ = [
     "BatchLoader",
@@ -50,7 +51,6 @@ __all__ = [
     "read_examples",
 ]
 
-Batch = dict[str, np.ndarray]
 _BEFORE = 50_000  # sets of so many samples are read through before the first batch
 
 
@@ -71,7 +71,7 @@ class _Loaded(NamedTuple):
     bad: Sequence[Bad]
 
 
-class BatchLoader:
+class BatchLoader(Batches):
     """Training batches without end, in an order that is a function of the seed.
 
     A batch is a dict of NumPy arrays with this process's rows: ``image`` uint8 ``[b, s, s, 3]``,
@@ -118,14 +118,13 @@ class BatchLoader:
           DataError: Too few usable samples.
           ConfigError: The batch does not divide over the processes.
         """
-        if batch_size % process_count:
-            raise ConfigError(
-                f"config.batch_size = {batch_size} does not divide over {process_count} processes."
-            )
+        super().__init__(
+            batch_size=batch_size,
+            seed=seed,
+            process_index=process_index,
+            process_count=process_count,
+        )
         self._source, self._config, self._tokenizer = source, config, tokenizer
-        self._batch_size, self._seed = batch_size, seed
-        self._rows = batch_size // process_count
-        self._part = (process_index, process_count)
         self.examples: Examples | UncheckedExamples
         self._account: Account | None = None
         small = len(source) <= _BEFORE or not isinstance(source, IndexedSource)
@@ -203,9 +202,6 @@ class BatchLoader:
                 "new run without it."
             ) from error
 
-    def __iter__(self) -> "BatchLoader":
-        return self
-
     def __next__(self) -> Batch:
         try:
             loaded = next(self._iterator)
@@ -216,11 +212,6 @@ class BatchLoader:
             raise
         self.truncated_captions += loaded.truncated
         return loaded.batch
-
-    @property
-    def step(self) -> int:
-        """Batches delivered so far, over all runs of this loader's history."""
-        return grain.experimental.get_next_index(self._iterator)
 
     @property
     def epoch(self) -> int:
@@ -236,37 +227,7 @@ class BatchLoader:
             edges = np.searchsorted(self.examples.index, edges)
         return self._source.counts(self.step * self._batch_size, np.diff(edges).tolist())
 
-    def state(self) -> dict[str, Any]:
-        """The position, ready for JSON. It does not depend on the process or their number."""
-        return {
-            "step": self.step,
-            "seed": self._seed,
-            "batch_size": self._batch_size,
-            "fingerprint": self.examples.fingerprint,
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continues with the batch that follows ``state``.
-
-        Raises:
-          DataError: The state belongs to other data, another seed or another batch size.
-        """
-        now = self.state()
-        changed = [key for key in ("seed", "batch_size", "fingerprint") if state[key] != now[key]]
-        if changed == ["fingerprint"]:
-            raise DataError(
-                "The data has changed since the checkpoint was written (samples, captions or which "
-                "of them can be read): the run cannot go on exactly. Restore the data or start a "
-                "new run."
-            )
-        if changed:
-            key = changed[0]
-            raise DataError(
-                f"The checkpoint's data position was written with {key} = {state[key]}, this run "
-                f"has {now[key]}."
-            )
-        grain.experimental.set_next_index(self._iterator, state["step"])
-
-    def close(self) -> None:
-        """Stops the threads; batches that are being prepared are thrown away."""
-        self._iterator.close()
+    @property
+    def fingerprint(self) -> str:
+        """Of the usable samples: their captions, content and order."""
+        return self.examples.fingerprint

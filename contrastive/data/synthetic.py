@@ -7,21 +7,19 @@ position is one number and does not depend on processes or threads. There is not
 the pairs themselves, and nothing to evaluate on.
 """
 
-from typing import Any
-
 import grain
 import numpy as np
 import tokenizers
 from jaxtyping import Int32, UInt8
 from tokenizers import models, pre_tokenizers
 
+from contrastive.data.batches import Batch, Batches
 from contrastive.data.config import DataConfig
 from contrastive.data.draws import example_keys, uniform
-from contrastive.data.records import DataErrors, Record
+from contrastive.data.records import Record
 from contrastive.data.tokenizer import MARKERS, Tokenizer
-from contrastive.errors import ConfigError, DataError
+from contrastive.errors import DataError
 
-Batch = dict[str, np.ndarray]
 _ENDLESS = 1 << 40  # more steps than any run has
 
 
@@ -80,9 +78,9 @@ class SyntheticSource:
         raise DataError("synthetic pairs are random: there are no pictures to show or to search.")
 
 
-class SyntheticLoader:
+class SyntheticLoader(Batches):
     """Training batches without end; what :class:`contrastive.data.pipeline.BatchLoader` is for
-    records, with the same fields, position and checks."""
+    records."""
 
     def __init__(
         self,
@@ -94,15 +92,13 @@ class SyntheticLoader:
         process_index: int = 0,
         process_count: int = 1,
     ) -> None:
-        if batch_size % process_count:
-            raise ConfigError(
-                f"config.batch_size = {batch_size} does not divide over {process_count} processes."
-            )
+        super().__init__(
+            batch_size=batch_size,
+            seed=seed,
+            process_index=process_index,
+            process_count=process_count,
+        )
         self._config, self._tokenizer = config, tokenizer
-        self._batch_size, self._seed = batch_size, seed
-        self._rows = batch_size // process_count
-        self._first = process_index * self._rows
-        self.errors, self.truncated_captions = DataErrors(), 0
         ahead = config.prefetch
         options = grain.ReadOptions(
             num_threads=min(config.threads, ahead), prefetch_buffer_size=ahead
@@ -111,7 +107,7 @@ class SyntheticLoader:
         self._iterator = steps.to_iter_dataset(options).__iter__()
 
     def _load(self, step: int) -> Batch:
-        begin = int(step) * self._batch_size + self._first
+        begin = int(step) * self._batch_size + self._part[0] * self._rows
         index = np.arange(begin, begin + self._rows, dtype=np.int64)
         index %= self._config.synthetic.examples
         return {
@@ -121,43 +117,12 @@ class SyntheticLoader:
             "example": index,
         }
 
-    def __iter__(self) -> "SyntheticLoader":
-        return self
-
     def __next__(self) -> Batch:
         return next(self._iterator)
 
     @property
-    def step(self) -> int:
-        """Batches delivered so far, over all runs of this loader's history."""
-        return grain.experimental.get_next_index(self._iterator)
-
-    def state(self) -> dict[str, Any]:
-        """The position, ready for JSON. It does not depend on the process or their number."""
+    def fingerprint(self) -> str:
+        """Number and sizes of the pairs."""
         config = self._config
         sizes = (config.synthetic.examples, config.image_size, config.text_length)
-        return {
-            "step": self.step,
-            "seed": self._seed,
-            "batch_size": self._batch_size,
-            "fingerprint": f"synthetic {sizes} {self._tokenizer.vocabulary_size}",
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continues with the batch that follows ``state``.
-
-        Raises:
-          ConfigError: The state belongs to other sizes, another seed or another batch size.
-        """
-        now = self.state()
-        for key in ("seed", "batch_size", "fingerprint"):
-            if state[key] != now[key]:
-                raise ConfigError(
-                    f"The checkpoint's data position was written with {key} = {state[key]}, this "
-                    f"run has {now[key]}."
-                )
-        grain.experimental.set_next_index(self._iterator, state["step"])
-
-    def close(self) -> None:
-        """Stops the threads; batches that are being prepared are thrown away."""
-        self._iterator.close()
+        return f"synthetic {sizes} {self._tokenizer.vocabulary_size}"

@@ -15,8 +15,8 @@ from contrastive.data.sources import open_source
 from contrastive.errors import NoSuchSplit
 from contrastive.evaluation.emoji_classes import SUBGROUP_NAMES
 
-# Splits of a CSV file that are evaluated, as far as it has them.
-CSV_SPLITS = ("validation", "test")
+# Splits that are evaluated beside the training data, as far as a source has them.
+HELD_OUT_SPLITS = ("validation", "test")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,8 +75,8 @@ def load_sets(
 
     For the emoji: ``unseen_artist``, ``unseen_concepts``, ``unseen_both``, those of OpenMoji where
     it is installed, and ``train``, the training concepts as one training artist drew them (how well
-    the training data is fitted). For a CSV file: its ``validation`` and ``test`` splits and
-    ``train``.
+    the training data is fitted). For your own data: the splits ``validation`` and ``test``, as
+    far as there are such, and ``train``.
 
     Args:
       data: The data settings of the run.
@@ -86,7 +86,7 @@ def load_sets(
     """
     if data.source == "synthetic":
         return []  # random pairs teach nothing about others
-    build = _emoji_sets if data.source == "emoji" else _csv_sets
+    build = _emoji_sets if data.source == "emoji" else _sets_of_splits
     sets = list(build(data, most, only))
     return sets if encoded else [dataclasses.replace(one, encoded=()) for one in sets]
 
@@ -159,8 +159,10 @@ def known_emoji(data: DataConfig) -> KnownPictures:
     return KnownPictures(pairs.images, pairs.ids, labels[pairs.ids])
 
 
-def _csv_sets(data: DataConfig, most: int, only: Iterable[str] | None) -> Iterable[EvaluationSet]:
-    for name in (*CSV_SPLITS, "train"):
+def _sets_of_splits(
+    data: DataConfig, most: int, only: Iterable[str] | None
+) -> Iterable[EvaluationSet]:
+    for name in (*HELD_OUT_SPLITS, "train"):
         if not _wanted(name, only):
             continue
         try:

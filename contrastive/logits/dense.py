@@ -20,7 +20,6 @@ from contrastive.logits.running import finite
 from contrastive.logits.statistics import RowStatistics
 from contrastive.logits.tiles import accumulator, dot
 
-same_content = masks.equal_ids
 Pair = tuple[Labels, Labels]
 
 

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from contrastive.logits import masks
 from contrastive.logits.dense import product, replicate
-from contrastive.logits.masks import equal_ids
+from contrastive.logits.masks import Labels
 from contrastive.losses.common import (
     Ids,
     Weights,
@@ -85,10 +86,11 @@ def triplet_loss(
         if ids is not None:
             raise ValueError("triplet_loss uses ids to mine; with mining='given' they do nothing.")
         return weighted_mean(_given(anchors, near, negatives, exists, margin), weights)
+    labels = Labels(jnp.arange(anchors.shape[0], dtype=jnp.int32), ids, exists)
     if mining == "batch_hard":
-        far = _nearest_other(anchors, positives, ids, exists)
+        far = _nearest_other(anchors, positives, labels)
         return weighted_mean(jax.nn.relu(near - far + margin), weights)
-    total, count = _all_others(anchors, positives, near, ids, exists, margin)
+    total, count = _all_others(anchors, positives, near, labels, margin)
     if weights is not None:
         some = jnp.where(weights > 0, weights, 0.0).astype(total.dtype)
         total, count = total * some, count * some
@@ -125,8 +127,8 @@ def _given(
     return jnp.mean(jax.nn.relu(near[:, None] - far + margin), axis=1)
 
 
-def _tiles(positives: Array, ids: Array | None, exists: Array) -> tuple[Array, ...]:
-    """All columns on every device, in blocks: rows, ids, which exist, their index."""
+def _tiles(positives: Array, labels: Labels) -> tuple[Array, Labels]:
+    """All columns and their labels on every device, in blocks; what fills the last is absent."""
     batch = positives.shape[0]
     block = min(_BLOCK_COLS, batch)
     count = -(-batch // block)
@@ -136,38 +138,32 @@ def _tiles(positives: Array, ids: Array | None, exists: Array) -> tuple[Array, .
         x = jnp.pad(x, [(0, count * block - batch)] + [(0, 0)] * (x.ndim - 1))
         return x.reshape(count, block, *x.shape[1:])
 
-    index = jnp.arange(batch, dtype=jnp.int32)
-    return cut(positives), cut(index if ids is None else ids), cut(exists), cut(index)
+    return cut(positives), jax.tree.map(cut, labels)
 
 
 def _squared_distances(
-    anchors: Array, ids: Array | None, exists: Array, tile: tuple[Array, ...]
+    anchors: Array, labels: Labels, columns: Array, column_labels: Labels
 ) -> tuple[Array, Array, Array]:
     """Squared distances [batch, block], below which they are rounding, and which are negatives."""
-    columns, column_ids, column_exists, index = tile
-    batch = anchors.shape[0]
-    negative = jnp.arange(batch, dtype=jnp.int32)[:, None] != index[None, :]
-    negative = negative & exists[:, None] & column_exists[None, :]
-    if ids is not None:
-        negative = negative & ~equal_ids(ids, column_ids)
+    negative = masks.negatives(labels, column_labels)
+    assert negative is not None
     lengths = jnp.sum(anchors**2, axis=1)[:, None] + jnp.sum(columns**2, axis=1)[None, :]
     squared = lengths - 2 * product(anchors, columns)
     return squared, 2.0**-23 * jax.lax.stop_gradient(lengths), negative
 
 
-def _nearest_other(
-    anchors: Array, positives: Array, ids: Array | None, exists: Array
-) -> Float[Array, " batch"]:
+def _nearest_other(anchors: Array, positives: Array, labels: Labels) -> Float[Array, " batch"]:
     """Distance of each anchor to the nearest negative among the positives; inf without one."""
     fixed = jax.lax.stop_gradient(anchors)
 
     def visit(
-        best: tuple[Array, Array], tile: tuple[Array, ...]
+        best: tuple[Array, Array], tile: tuple[Array, Labels]
     ) -> tuple[tuple[Array, Array], None]:
-        squared, _, negative = _squared_distances(fixed, ids, exists, tile)
+        squared, _, negative = _squared_distances(fixed, labels, *tile)
         squared = jnp.where(negative, squared, jnp.inf)
         closer = squared.min(axis=1) < best[0]
-        index = squared.argmin(axis=1).astype(jnp.int32) + tile[3][0]
+        assert tile[1].pair is not None
+        index = squared.argmin(axis=1).astype(jnp.int32) + tile[1].pair[0]
         return (
             jnp.where(closer, squared.min(axis=1), best[0]),
             jnp.where(closer, index, best[1]),
@@ -175,7 +171,7 @@ def _nearest_other(
 
     nothing = fixed[:, 0] * 0
     start = (nothing + jnp.inf, nothing.astype(jnp.int32))
-    tiles = _tiles(jax.lax.stop_gradient(positives), ids, exists)
+    tiles = _tiles(jax.lax.stop_gradient(positives), labels)
     (squared, index), _ = jax.lax.scan(visit, start, tiles)
     nearest = _take_rows(replicate(positives), index, anchors)
     return jnp.where(jnp.isfinite(squared), _length(anchors - nearest), jnp.inf)
@@ -189,25 +185,20 @@ def _take_rows(table: Array, index: Int[Array, " batch"], like: Array) -> Array:
 
 
 def _all_others(
-    anchors: Array,
-    positives: Array,
-    near: Array,
-    ids: Array | None,
-    exists: Array,
-    margin: float,
+    anchors: Array, positives: Array, near: Array, labels: Labels, margin: float
 ) -> tuple[Float[Array, " batch"], Float[Array, " batch"]]:
     """Each anchor's sum of losses over all its negatives, and how many are above zero."""
 
     @jax.checkpoint
     def visit(
-        sums: tuple[Array, Array], tile: tuple[Array, ...]
+        sums: tuple[Array, Array], tile: tuple[Array, Labels]
     ) -> tuple[tuple[Array, Array], None]:
-        squared, floor, negative = _squared_distances(anchors, ids, exists, tile)
+        squared, floor, negative = _squared_distances(anchors, labels, *tile)
         hinge = jax.nn.relu(near[:, None] - _root(squared, floor) + margin)
         hinge = jnp.where(negative, hinge, 0.0)
         active = jnp.sum(hinge > 0, axis=1).astype(hinge.dtype)
         return (sums[0] + hinge.sum(axis=1), sums[1] + active), None
 
     start = jnp.zeros_like(near)
-    sums, _ = jax.lax.scan(visit, (start, start), _tiles(positives, ids, exists))
+    sums, _ = jax.lax.scan(visit, (start, start), _tiles(positives, labels))
     return sums

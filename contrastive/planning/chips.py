@@ -36,74 +36,57 @@ class Chip:
     side: int | None = None
 
 
-CHIPS = {
-    chip.name: chip
-    for chip in (
-        # https://cloud.google.com/tpu/docs/v4, /v5e, /v5p and /v6e: bfloat16 peak, HBM bandwidth,
-        # links between chips; network: of a pod over its chips (v5e, v6e), 200 Gbit/s over the four
-        # chips of a host (v4, v5p, an assumption). Capacity: what the compiler gives a program;
-        # float32 products take six passes of bfloat16.
-        Chip(
-            name="v4",
-            capacity_bytes=int(30.75 * GIB),
-            flops=275e12,
-            memory_bandwidth=1228e9,
-            link_bandwidth=2400e9 / 8,
-            network_bandwidth=200e9 / 8 / 4,
-            exact_flops=275e12 / 6,
-        ),
-        Chip(
-            name="v5e",
-            capacity_bytes=int(15.75 * GIB),
-            flops=197e12,
-            memory_bandwidth=819e9,
-            link_bandwidth=1600e9 / 8,
-            network_bandwidth=6.4e12 / 8 / 256,
-            exact_flops=197e12 / 6,
-            side=16,
-        ),
-        Chip(
-            name="v5p",
-            capacity_bytes=int(95.73 * GIB),
-            flops=459e12,
-            memory_bandwidth=2765e9,
-            link_bandwidth=4800e9 / 8,
-            network_bandwidth=200e9 / 8 / 4,
-            exact_flops=459e12 / 6,
-        ),
-        Chip(
-            name="v6e",
-            capacity_bytes=int(31.24 * GIB),
-            flops=918e12,
-            memory_bandwidth=1640e9,
-            link_bandwidth=3584e9 / 8,
-            network_bandwidth=25.6e12 / 8 / 256,
-            exact_flops=918e12 / 6,
-            side=16,
-        ),
-        # NVIDIA's data sheets, SXM form: NVLink 900 GB/s in both directions, one 400 Gbit/s
-        # adapter a GPU. JAX gives a program 75 % of the memory that the driver reports, unless
-        # XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.
-        Chip(
-            name="h100",
-            capacity_bytes=int(0.75 * 81_559 * (1 << 20)),
-            flops=989e12,
-            memory_bandwidth=3350e9,
-            link_bandwidth=450e9,
-            network_bandwidth=50e9,
-            exact_flops=67e12,
-            unit=8,
-        ),
-        Chip(
-            name="h200",
-            capacity_bytes=int(0.75 * 143_771 * (1 << 20)),
-            flops=989e12,
-            memory_bandwidth=4800e9,
-            link_bandwidth=450e9,
-            network_bandwidth=50e9,
-            exact_flops=67e12,
-            unit=8,
-        ),
+def _tpu(
+    name: str,
+    gib: float,
+    *,
+    flops: float,
+    memory: float,
+    links: float,
+    network: float,
+    side: int | None = None,
+) -> Chip:
+    """``links`` and ``network`` in bits a second; float32 products take six passes of bfloat16."""
+    return Chip(
+        name=name,
+        capacity_bytes=int(gib * GIB),
+        flops=flops,
+        memory_bandwidth=memory,
+        link_bandwidth=links / 8,
+        network_bandwidth=network / 8,
+        exact_flops=flops / 6,
+        side=side,
     )
-}
+
+
+def _hopper(name: str, mib: int, *, memory: float) -> Chip:
+    """The SXM form: NVLink 900 GB/s in both directions, one 400 Gbit/s adapter a GPU. JAX gives a
+    program 75 % of the memory that the driver reports, unless XLA_PYTHON_CLIENT_MEM_FRACTION says
+    otherwise."""
+    return Chip(
+        name=name,
+        capacity_bytes=int(0.75 * mib * (1 << 20)),
+        flops=989e12,
+        memory_bandwidth=memory,
+        link_bandwidth=450e9,
+        network_bandwidth=50e9,
+        exact_flops=67e12,
+        unit=8,
+    )
+
+
+# TPUs: https://cloud.google.com/tpu/docs/v4, /v5e, /v5p and /v6e: bfloat16 peak, HBM bandwidth,
+# links between chips; network: of a pod over its chips (v5e, v6e), 200 Gbit/s over the four chips
+# of a host (v4, v5p, an assumption). Capacity: what the compiler gives a program.
+# GPUs: NVIDIA's data sheets.
+_CHIPS = (
+    _tpu("v4", 30.75, flops=275e12, memory=1228e9, links=2400e9, network=200e9 / 4),
+    _tpu("v5e", 15.75, flops=197e12, memory=819e9, links=1600e9, network=6.4e12 / 256, side=16),
+    _tpu("v5p", 95.73, flops=459e12, memory=2765e9, links=4800e9, network=200e9 / 4),
+    _tpu("v6e", 31.24, flops=918e12, memory=1640e9, links=3584e9, network=25.6e12 / 256, side=16),
+    _hopper("h100", 81_559, memory=3350e9),
+    _hopper("h200", 143_771, memory=4800e9),
+)
+
+CHIPS = {chip.name: chip for chip in _CHIPS}
 """Every accelerator that a plan can be made for."""

@@ -19,8 +19,7 @@ from contrastive.evaluation.ranking import rank, top
 from contrastive.evaluation.sets import EvaluationSet, emoji_splits, load_sets
 
 SHOWN_PICTURES = 2000
-THUMBNAIL = 96
-_SMALL_ENOUGH = 96
+THUMBNAIL = 96  # pixels; smaller pictures keep their size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,9 +189,9 @@ def _keywords(one: EvaluationSet, draw: np.random.Generator, count: int) -> list
 
 
 def thumbnail(encoded: bytes) -> str:
-    """The middle square of a picture as a data URI, at its own size or at most 96 pixels wide."""
+    """The middle square of a picture as a data URI, its own size or ``THUMBNAIL`` wide."""
     image = square(decode_image(encoded))
-    small = image.width <= _SMALL_ENOUGH
+    small = image.width <= THUMBNAIL
     if not small:
         image = image.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.LANCZOS)
     out = io.BytesIO()

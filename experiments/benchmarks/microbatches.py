@@ -1,12 +1,13 @@
 """Step time and memory of gradient caching on a recipe, against the unchunked step.
 
-    python experiments/benchmarks/microbatches.py --config=configs/emoji.py:clip
+    python -m experiments.benchmarks.microbatches --config=configs/emoji.py:clip
 
 The steps of all settings are interleaved and their medians compared, so that a machine that speeds
 up or slows down does so for all of them.
 """
 
 import argparse
+import dataclasses
 import statistics
 import time
 
@@ -14,18 +15,12 @@ import jax
 import numpy as np
 
 from contrastive import mesh as mesh_lib
-from contrastive.inference import build_towers
-from contrastive.objectives import make_objective, make_partition, scale_limit
+from contrastive.assembly import make_program
+from contrastive.inference import abstract_towers
 from contrastive.recipe import load_recipe
-from contrastive.training.optimizer import make_optimizer, make_schedule
 from contrastive.training.state import init_state
-from contrastive.training.step import make_train_step
 
-
-class _Sizes:
-    """Stands in for a tokenizer: what the towers need to know of it."""
-
-    vocabulary_size, pad_id = 2000, 0
+VOCABULARY = 2000
 
 
 def main() -> None:
@@ -40,28 +35,25 @@ def main() -> None:
     size = recipe.data.image_size
     rows = {
         "image": rng.integers(0, 256, (recipe.batch_size, size, size, 3), dtype=np.uint8),
-        "text": rng.integers(1, 2000, (recipe.batch_size, recipe.data.text_length), dtype=np.int32),
+        "text": rng.integers(
+            1, VOCABULARY, (recipe.batch_size, recipe.data.text_length), dtype=np.int32
+        ),
         "id": np.arange(recipe.batch_size, dtype=np.int32),
     }
-    schedule = make_schedule(recipe.optimizer, recipe.total_steps)
-    optimizer = make_optimizer(recipe.optimizer, schedule, max_scale=scale_limit(recipe.loss))
     programs, states, memory = {}, {}, {}
     with jax.set_mesh(mesh):
         batch = jax.device_put(rows, mesh_lib.batch_sharding(mesh))
         for k in options.microbatches:
+            train = dataclasses.replace(recipe.train, microbatches=k)
+            program = make_program(dataclasses.replace(recipe, train=train), mesh)
             graphdef, states[k] = init_state(
-                lambda rngs: build_towers(recipe, _Sizes(), rngs=rngs),  # pyright: ignore
-                optimizer,
+                lambda rngs: abstract_towers(recipe, vocabulary_size=VOCABULARY, rngs=rngs),
+                program.optimizer,
                 mesh,
                 recipe.seed,
-                average=recipe.average_decay is not None,
+                average=program.averages,
             )
-            objective = make_objective(
-                recipe.loss, make_partition(recipe.loss, mesh), microbatches=k
-            )
-            step = make_train_step(
-                graphdef, objective, optimizer, seed=0, average_decay=recipe.average_decay
-            )
+            step = program.step(graphdef)
             programs[k] = step.lower(states[k], batch).compile()  # pyright: ignore
             memory[k] = programs[k].memory_analysis().temp_size_in_bytes
         times: dict[int, list[float]] = {k: [] for k in programs}

@@ -6,7 +6,6 @@ import json
 import jax
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 from PIL import Image
 from rich.console import Console
 
@@ -22,24 +21,13 @@ from contrastive.reporting import write_report
 
 
 @pytest.fixture(scope="module")
-def run(shapes_csv, tmp_path_factory):
+def run(tiny_recipe, tmp_path_factory):
     """A few steps on the shapes, with a moving average: enough to be used."""
-    config = ConfigDict()
-    config.name = "shapes"
+    config = tiny_recipe.copy_and_resolve_references()
     config.total_steps = 6
-    config.batch_size = 16
-    config.data = {"source": str(shapes_csv), "image_size": 16, "text_length": 8}
-    config.data.tokenizer = {"vocabulary_size": 300}
     config.data.csv = {"held_out_share": 0.3}
-    config.model = {
-        "embedding_dim": 16,
-        "image": {"kind": "conv", "widths": (8, 16)},
-        "text": {"kind": "transformer", "width": 16, "heads": 2, "depth": 1},
-    }
-    config.optimizer = {"warmup_steps": 2}
     config.average_decay = 0.9
-    config.eval = {"every": 0}
-    config.log = {"tensorboard": False}
+    config.eval.baselines = True
     recipe = config_lib.resolve(Recipe, config, [])
     workdir = tmp_path_factory.mktemp("runs") / "shapes"
     status = train(recipe, workdir, new=False, devices=jax.devices()[:1], stream=io.StringIO())

@@ -82,7 +82,7 @@ def test_a_restored_loader_goes_on():
     np.testing.assert_array_equal(next(second)["image"], third["image"])
     assert state["step"] == len(take_two)
     second.close()
-    with pytest.raises(ConfigError, match="seed = 3, this run has 9"):
+    with pytest.raises(DataError, match="seed = 3, this run has 9"):
         loader(seed=9).restore(state)
 
 

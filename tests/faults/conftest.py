@@ -174,26 +174,17 @@ def new_run(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def tiny_faulty(shapes_csv):
+def tiny_faulty(tiny_recipe):
     """The tiny recipe, with a step so small that start-up dominates."""
-    from ml_collections import ConfigDict
-
-    config = ConfigDict()
-    config.name = "shapes"
+    config = tiny_recipe.copy_and_resolve_references()
     config.total_steps = 12
     config.batch_size = 8
     config.average_decay = 0.9
-    config.data = {"source": str(shapes_csv), "image_size": 16, "text_length": 8, "threads": 0}
-    config.data.tokenizer = {"vocabulary_size": 300}
-    config.model = {
-        "embedding_dim": 8,
-        "image": {"kind": "conv", "widths": (4, 8)},
-        "text": {"kind": "transformer", "width": 8, "heads": 2, "depth": 1, "dropout": 0.1},
-    }
-    config.optimizer = {"learning_rate": 3e-3, "warmup_steps": 2}
-    config.checkpoint = {"every": 3}
-    config.eval = {"every": 0, "baselines": False}
-    config.log = {"every": 1, "tensorboard": False}
+    config.data.threads = 0
+    config.model.embedding_dim = 8
+    config.model.image.widths = (4, 8)
+    config.model.text.width = 8
+    config.checkpoint.every = 3
     return config
 
 

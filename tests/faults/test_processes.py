@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from contrastive.errors import ConfigError, UserError
-from contrastive.processes import (
-    LOST,
+from contrastive.processes import LOST, LostProcess, Processes
+from contrastive.rendezvous import (
     Launch,
-    LostProcess,
-    Processes,
     find_launch,
     meet,
     slurm_devices,

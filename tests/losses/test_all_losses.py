@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 
+from contrastive import losses
+
 NAMES = [
     "clip",
     "info_nce",
@@ -25,6 +27,9 @@ NAMES = [
 
 def test_no_loss_is_left_out(bench):
     assert list(bench.LOSSES) == NAMES
+    elsewhere = {"classifier_loss", "pair_features", "triplet_loss"}  # have files of their own
+    tried = {getattr(loss, "func", loss).__name__ for loss, *_ in bench.LOSSES.values()}
+    assert tried | elsewhere == set(losses.__all__)
 
 
 @pytest.mark.parametrize("partition", ["none", "gather 2x2", "ring 8"])
