@@ -55,9 +55,11 @@ def weighted_mean(values: Array, weights: Array | None) -> Array:
 
 
 def cross_entropy(negatives: Array, positive: Array) -> Array:
-    """``−log(exp(p) / (exp(p) + exp(n))) = log(1 + exp(n − p))``, exact where n − p is very low."""
-    gap = negatives - positive
-    return jnp.maximum(gap, 0.0) + jnp.log1p(jnp.exp(-jnp.abs(gap)))
+    """``−log(exp(p) / (exp(p) + exp(n))) = log(1 + exp(n − p))``, exact where n − p is very low.
+
+    With derivatives of any order, at ``n = p`` too, where those of ``|n − p|`` would be wrong.
+    """
+    return jax.nn.softplus(negatives - positive)
 
 
 @dataclasses.dataclass(frozen=True)

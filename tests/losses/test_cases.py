@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 
-from contrastive import losses, normalize
+from contrastive import losses, normalize, reference
 from contrastive.logits import LogitPartition
 
 SET_S = (
@@ -262,6 +262,30 @@ def test_one_dimension_and_zero_rows(bench, name):
     for other in results[1:]:
         for a, b in zip(results[0], other, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("partition", ["none", "gather one"])
+@pytest.mark.parametrize("name", ["clip_loss", "info_nce", "sigmoid_loss"])
+def test_negatives_as_likely_as_the_positive_have_a_gradient(bench, name, partition):
+    """Keys that collapsed: ``n_i = s_ii`` exactly, where the slope of softplus is ½, not 0."""
+    x, y = jnp.eye(2), jnp.full((2, 2), 0.5)
+    more = (-2.0,) if name == "sigmoid_loss" else ()  # every logit is 0
+    partition, _ = bench.partitioned(partition)
+    run = lambda a, b: getattr(losses, name)(a, b, 4.0, *more, partition=partition)  # noqa: E731
+    grads = jax.jit(jax.grad(run, (0, 1)))(x, y)
+    _, expected = getattr(reference, name)(x, y, 4.0, *more)
+    for grad, truth in zip(grads, expected.values(), strict=False):
+        np.testing.assert_allclose(grad, truth, atol=1e-6)
+    assert np.abs(grads[1]).max() >= 0.5
+
+
+def test_curvature_at_a_logit_of_zero(bench):
+    """Second derivatives are exact where an entry's logit is 0: ½ · ¼ for each."""
+    x = jnp.eye(2)
+    for partition in ("none", "gather one"):
+        partition, _ = bench.partitioned(partition)
+        run = lambda b, p=partition: losses.sigmoid_loss(x, 0 * x, 4.0, b, partition=p)  # noqa: E731
+        assert float(jax.jit(jax.grad(jax.grad(run)))(jnp.float32(0))) == pytest.approx(0.5)
 
 
 def test_ids_of_64_bits_equal_those_of_32(bench):
