@@ -5,6 +5,8 @@ positive from a logsumexp that holds it would cancel to nothing on well aligned 
 """
 
 import dataclasses
+import functools
+import math
 
 import jax.numpy as jnp
 import numpy as np
@@ -83,6 +85,24 @@ def _across(
         statistics=statistics,
         **pairs.labels(),
     )
+
+
+def _joined(pairs: Pairs, *sides: RowStatistics) -> RowStatistics:
+    """Statistics over negatives that come from several products, or not from the positive's.
+
+    Products of equal rows differ in their rounding, so a hardest negative that float32 can't tell
+    from the positive is put at the positive: a collapsed model would not score chance otherwise.
+    """
+    rounding = 2 * math.sqrt(pairs.first.shape[1]) * jnp.finfo(pairs.scale.dtype).eps
+    tolerance = rounding * jnp.abs(pairs.scale)
+    level = []
+    for side in sides:
+        if side.max is not None:
+            tied = jnp.abs(side.max - pairs.positive) <= tolerance
+            top = jnp.where(tied, pairs.positive, side.max)
+            side = dataclasses.replace(side, max=top)
+        level.append(dataclasses.replace(side, positive=pairs.positive))
+    return functools.reduce(merge, level)
 
 
 def _both_ways(rows: RowStatistics, positive: Array) -> Array:
@@ -168,11 +188,9 @@ def info_nce(
             "negatives = None: in_batch=False leaves no negatives at all, and share_negatives, "
             "negative_ids and negative_weights say something about negatives."
         )
-    rows = parts[0] if len(parts) == 1 else merge(*parts)
+    rows = parts[0] if negatives is None else _joined(pairs, *parts)
     assert rows.logsumexp is not None
     loss = pairs.mean(cross_entropy(rows.logsumexp, pairs.positive))
-    if rows.positive is None:
-        rows = dataclasses.replace(rows, positive=pairs.positive)
     return pairs.finish(loss, rows if return_statistics else None)
 
 
@@ -309,8 +327,8 @@ def nt_xent(
     )
     across, first, second = _all_sides(pairs, return_statistics)
     assert across.columns is not None
-    columns = merge(across.columns, second)
-    rows = dataclasses.replace(merge(across, first), columns=columns)
+    columns = _joined(pairs, across.columns, second)
+    rows = dataclasses.replace(_joined(pairs, across, first), columns=columns)
     loss = pairs.mean(_both_ways(rows, pairs.positive))
     return pairs.finish(loss, rows if return_statistics else None)
 
@@ -366,7 +384,7 @@ def gte_loss(
     )
     across, first, second = _all_sides(pairs, return_statistics)
     assert across.columns is not None
-    rows = merge(merge(merge(across, across.columns), first), second)
+    rows = _joined(pairs, across, across.columns, first, second)
     rows = dataclasses.replace(rows, columns=None)
     assert rows.logsumexp is not None
     loss = pairs.mean(cross_entropy(rows.logsumexp, pairs.positive))
