@@ -118,7 +118,9 @@ def info_nce(
     keys: Rows,
     scale: Scalar,
     *,
-    negatives: Float[Array, "batch k dim"] | Float[Array, "m dim"] | None = None,
+    negatives: Float[Array | np.ndarray, "batch k dim"]
+    | Float[Array | np.ndarray, "m dim"]
+    | None = None,
     share_negatives: bool = True,
     key_ids: Ids | None = None,
     negative_ids: Integer[Array | np.ndarray, "..."] | None = None,
@@ -181,6 +183,7 @@ def info_nce(
     if in_batch:
         parts.append(_across(pairs, return_statistics, two_way=False))
     if negatives is not None:
+        negatives = jnp.asarray(negatives)
         given = _Negatives.of(pairs, negatives, share_negatives, negative_ids, negative_weights)
         parts.append(given.reduce(pairs, return_statistics))
     elif not in_batch or not share_negatives or not (negative_ids is negative_weights is None):
@@ -214,10 +217,14 @@ class _Negatives:
     ) -> "_Negatives":
         batch, dim = pairs.first.shape
         owned = x.ndim == 3
-        if x.shape[-1] != dim or x.ndim not in (2, 3) or (owned and x.shape[0] != batch):
+        if x.ndim not in (2, 3) or x.shape[-1] != dim or (owned and x.shape[0] != batch):
             raise ValueError(
                 f"negatives are {list(x.shape)}, expected [{batch}, k, {dim}] or [m, {dim}]."
             )
+        if 0 in x.shape[:-1]:
+            raise ValueError(f"negatives are {list(x.shape)}: none at all; None says so.")
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            raise TypeError(f"negatives need a floating dtype, got {x.dtype}.")
         if not owned and not shared:
             raise ValueError(
                 f"negatives {list(x.shape)} are a pool that belongs to no query; "
