@@ -21,11 +21,13 @@ from contrastive.logits import LogitPartition, logsumexp, masks
 from contrastive.logits.exchange import Account, walk
 from contrastive.logits.masks import Labels
 from contrastive.logits.partition import Layout, check_divides, resolve
-from contrastive.logits.tiles import Side, dot, walk_tiles
+from contrastive.logits.tiles import Side, accumulator, dot, walk_tiles
 from contrastive.losses.common import (
     Ids,
     Scalar,
     Weights,
+    as_scalar,
+    as_weights,
     check_pairs,
     keep_existing,
     weighted_mean,
@@ -80,10 +82,11 @@ def alignment(
       Wang & Isola, Understanding Contrastive Representation Learning through Alignment and
       Uniformity on the Hypersphere, 2020.
     """
-    a, b, exists = jnp.asarray(first), jnp.asarray(second), _existing(weights)
+    a, b = jnp.asarray(first), jnp.asarray(second)
     check_pairs("alignment", a, b)
-    a, b = (keep_existing(x, exists).astype(jnp.float32) for x in (a, b))
-    return weighted_mean(jnp.sum((a - b) ** 2, axis=1), _array(weights))
+    weights = as_weights(weights, a.shape[0])
+    a, b = (keep_existing(x, _existing(weights)).astype(jnp.float32) for x in (a, b))
+    return weighted_mean(jnp.sum((a - b) ** 2, axis=1), weights)
 
 
 def uniformity(
@@ -109,10 +112,12 @@ def uniformity(
     References:
       Wang & Isola, 2020.
     """
-    exists = _existing(weights)
-    scale = jnp.asarray(2 * t, jnp.promote_types(rows.dtype, jnp.float32))
+    rows = jnp.asarray(rows)
+    check_pairs("uniformity", rows, rows)
+    exists = _existing(as_weights(weights, rows.shape[0]))
+    scale = as_scalar("t", 2 * t, accumulator(rows.dtype))
     reduced = logsumexp(
-        keep_existing(jnp.asarray(rows), exists),
+        keep_existing(rows, exists),
         None,
         scale,
         row_exists=exists,
@@ -156,6 +161,7 @@ def mutual_information_bound(
     """
     queries, keys = jnp.asarray(queries), jnp.asarray(keys)
     partition = partition or LogitPartition()
+    weights = None if weights is None else jnp.asarray(weights)
     loss = info_nce(queries, keys, scale, weights=weights, partition=partition)
     assert isinstance(loss, jax.Array)
     if weights is None:
@@ -211,8 +217,8 @@ def hardness_weights(
     check_pairs("hardness_weights", queries, keys)
     if not 1 <= k <= queries.shape[0]:
         raise ValueError(f"k = {k}; there are {queries.shape[0]} keys.")
-    exists = _existing(weights)
-    factor = jnp.asarray(scale, jnp.float32)
+    exists = _existing(as_weights(weights, queries.shape[0]))
+    factor = as_scalar("scale", scale, jnp.float32)
 
     def measure(layout: Layout, rows: Side, columns: Side, factor: Array) -> Hardness:
         def tile(r: Side, c: Side, state: Any, nothing: Any) -> tuple[Any, Any]:
@@ -303,8 +309,17 @@ def ranks(
       partition: How the matrix is cut.
 
     Raises:
-      ValueError: Ids of one side only; without ids, as many queries as keys are needed.
+      ValueError: Ids of one side only; without ids, as many queries as keys are needed; other
+        shapes that don't fit.
+      TypeError: Ids of two dtypes, int64 ids.
     """
+    queries, keys = jnp.asarray(queries), jnp.asarray(keys)
+    check_pairs("ranks", queries, queries)
+    if keys.ndim != 2 or keys.shape[1] != queries.shape[1] or keys.dtype != queries.dtype:
+        raise ValueError(
+            "ranks needs queries [queries, dim] and keys [keys, dim] of one dtype, got "
+            f"{queries.dtype} {list(queries.shape)} and {keys.dtype} {list(keys.shape)}."
+        )
     paired = query_ids is None
     if paired != (key_ids is None):
         raise ValueError("ranks takes ids of both sides, or of none.")
@@ -314,9 +329,10 @@ def ranks(
             f"{queries.shape[0]} queries and {keys.shape[0]} keys"
             f"{'' if key_weights is None else ', with key_weights'}."
         )
-    exists = _existing(weights)
-    there = exists if paired else _existing(key_weights)
-    epsilon = jnp.finfo(jnp.promote_types(queries.dtype, jnp.float32)).eps
+    exists = _existing(as_weights(weights, queries.shape[0]))
+    there = _existing(as_weights(key_weights, keys.shape[0], "key_weights"))
+    there = exists if paired else there
+    epsilon = jnp.finfo(accumulator(queries.dtype)).eps
     same = jnp.asarray(2 * math.sqrt(queries.shape[1]) * epsilon)
 
     def measure(layout: Layout, rows: Side, columns: Side, same: Array) -> Ranks:
@@ -380,7 +396,8 @@ def recall_at_k(
     Raises:
       ValueError: A k below 1; see :func:`ranks`.
     """
-    several = (k,) if isinstance(k, int) else k
+    single = isinstance(k, int | np.integer)
+    several = (int(k),) if single else tuple(k)
     if not several or min(several) < 1:
         raise ValueError(f"k = {k}; recall is of at least the first 1.")
     found = ranks(
@@ -393,7 +410,7 @@ def recall_at_k(
         partition=partition,
     )
     recalls = jnp.stack([weighted_mean(found.recall(each), _array(weights)) for each in several])
-    return recalls[0] if isinstance(k, int) else recalls
+    return recalls[0] if single else recalls
 
 
 def _array(x: Any) -> Array | None:
@@ -434,13 +451,19 @@ def _measured(
     result: type,
 ) -> Any:
     """Runs a measure of (rows, ids, exists) against (columns, ids, exists) on every device."""
-    layout = resolve(partition or LogitPartition(), jnp.asarray(rows[0]), "queries")
+    layout = resolve(LogitPartition() if partition is None else partition, rows[0], "queries")
     check_divides(layout, columns[0].shape[0], "keys")
     sides = []
     for side, (x, ids, exists) in (("query", rows), ("key", columns)):
         masks.check_ids(f"{side}_ids", ids, x.shape[:1])
-        kept = keep_existing(jnp.asarray(x), exists)
+        kept = keep_existing(x, exists)
         sides.append(layout.place((kept, _array(ids), exists), layout.cut))
+    row_ids, column_ids = rows[1], columns[1]
+    if row_ids is not None and column_ids is not None and row_ids.dtype != column_ids.dtype:
+        raise TypeError(
+            f"query_ids ({row_ids.dtype}) are compared with key_ids ({column_ids.dtype}); give "
+            "both of one dtype."
+        )
     whole = PartitionSpec()
 
     def local(rows: tuple[Any, ...], columns: tuple[Any, ...], constant: Array) -> Any:

@@ -24,6 +24,17 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+@pytest.fixture
+def unchecked():
+    """Switches the type checks of the tests off: users get the library's own messages."""
+    import jaxtyping
+
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)
+
+
 def pytest_addoption(parser):
     """``--rewrite-golden`` accepts what the golden tests now see."""
     parser.addoption("--rewrite-golden", action="store_true")

@@ -384,6 +384,36 @@ def test_what_does_not_fit_is_named():
         recall_at_k(q, q, 1, partition=LogitPartition(mesh=mesh))
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_shapes_and_dtypes_that_do_not_fit_are_named():
+    q, p, ids = unit(0, 4, 3), unit(1, 4, 3), jnp.arange(4, dtype=jnp.int32)
+    one = jnp.ones(1)
+    for wrong in (
+        lambda: alignment(q, p, weights=one),
+        lambda: uniformity(q, weights=one),
+        lambda: hardness_weights(q, p, 5.0, 2, weights=one),
+        lambda: recall_at_k(q, p, 1, weights=one),
+        lambda: recall_at_k(q, p, 1, query_ids=ids, key_ids=ids, key_weights=one),
+    ):
+        with pytest.raises(ValueError, match=r"weights are \[1\], expected \[4\]"):
+            wrong()
+    with pytest.raises(ValueError, match="no rows"):
+        alignment(q[:0], p[:0])
+    with pytest.raises(ValueError, match=r"\[3\]"):
+        uniformity(q[0])
+    with pytest.raises(ValueError, match=r"\[4, 3\] and float32 \[4, 2\]"):
+        recall_at_k(q, p[:, :2], 1, query_ids=ids, key_ids=ids)
+    with pytest.raises(TypeError, match=r"query_ids \(int32\).*key_ids \(uint32\)"):
+        recall_at_k(q, p, 1, query_ids=ids, key_ids=jnp.zeros((4, 2), jnp.uint32))
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_numbers_of_numpy_are_taken_as_they_are():
+    q, p = (np.asarray(unit(seed, 4, 3)) for seed in (0, 1))
+    assert recall_at_k(q, p, np.int64(2)) == recall_at_k(q, p, 2)
+    assert uniformity(q.astype(np.float64)) == uniformity(q)
+
+
 MEASURES = {
     "uniformity": lambda a, b, p: uniformity(a, partition=p),
     "uniformity gradient": lambda a, b, p: jax.grad(lambda x: uniformity(x, partition=p))(a),

@@ -3,10 +3,12 @@
 import dataclasses
 import math
 from collections.abc import Callable
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
@@ -43,6 +45,7 @@ class LogitPartition:
 
     Raises:
       ValueError: An exchange, block, axis or precision that does not exist.
+      TypeError: A block or precision of another type.
     """
 
     mesh: Mesh | AbstractMesh | None = None
@@ -59,8 +62,14 @@ class LogitPartition:
             )
         for name in ("block_rows", "block_cols"):
             block = getattr(self, name)
-            if block is not None and block < 1:
+            if block is None:
+                continue
+            if not isinstance(block, Integral):
+                raise TypeError(f"{name} = {block!r} is not a whole number.")
+            if block < 1:
                 raise ValueError(f"{name} = {block}; a tile has at least one, None chooses.")
+        if not isinstance(self.precision, lax.Precision | str | None):
+            raise TypeError(f"precision = {self.precision!r} is not a jax.lax.Precision or name.")
         if isinstance(self.precision, str):
             object.__setattr__(self, "precision", lax.Precision(self.precision.lower()))
         if self.axes is None:
@@ -199,7 +208,7 @@ class Layout:
 def _cut_of(x: Array) -> tuple[Mesh | AbstractMesh | None, tuple[str, ...]]:
     """Mesh and axes that the first dimension of ``x`` is cut over, as far as can be known."""
     shardings = [jax.typeof(x).sharding]
-    if not isinstance(x, Tracer):
+    if isinstance(x, jax.Array) and not isinstance(x, Tracer):
         shardings.append(x.sharding)
     for sharding in shardings:
         if not isinstance(sharding, NamedSharding) or not sharding.spec:
@@ -215,18 +224,29 @@ def is_cut(x: Array) -> bool:
     return _cut_of(x)[0] is not None
 
 
+def check_global(x: Array | np.ndarray) -> None:
+    """Raises ValueError inside shard_map, where an array is a device's part of the batch."""
+    if any(kind == AxisType.Manual for kind in jax.typeof(x).sharding.mesh.axis_types):
+        raise ValueError(
+            "Losses take global arrays under jit and cut them themselves; call them outside "
+            "shard_map."
+        )
+
+
 def resolve(partition: LogitPartition | None, rows: Array, name: str = "batch") -> Layout:
     """The definite layout for ``rows``.
 
     Raises:
       ValueError: The rows cannot be cut evenly over the devices, or the call is inside shard_map.
+      TypeError: The partition is something else.
     """
-    mesh, axes = _cut_of(rows)
-    if any(kind == AxisType.Manual for kind in jax.typeof(rows).sharding.mesh.axis_types):
-        raise ValueError(
-            "Losses take global arrays under jit and cut them themselves; call them outside "
-            "shard_map."
+    check_global(rows)
+    if not isinstance(partition, LogitPartition | None):
+        raise TypeError(
+            f"partition = {partition!r}; it is a LogitPartition, like "
+            'LogitPartition(exchange="ring"), or None.'
         )
+    mesh, axes = _cut_of(rows)
     if partition is None:
         partition = LogitPartition(exchange="dense" if mesh is None else "gather")
     if partition.mesh is not None:

@@ -68,6 +68,19 @@ def softplus_along(x: Float[Array, "rows columns"], axis: int) -> Float[Array, "
     return jnp.maximum(x, 0.0).sum(axis) + jnp.log1p(products).sum(axis)
 
 
+@jax.custom_jvp
+def _sigmoid(x: Array) -> Array:
+    """Softplus's slope, from the exponential that ``softplus_along`` takes: compiled, it is one."""
+    e = jnp.exp(-jnp.abs(x))
+    return jnp.where(x >= 0, 1.0, e) / (1.0 + e)
+
+
+@_sigmoid.defjvp
+def _sigmoid_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    y = _sigmoid(primals[0])
+    return y, tangents[0] * y * (1.0 - y)
+
+
 def _blank(task: Task, size: int, dim: int, dtype: Any, *also: str) -> Sums:
     zero = task.layout.own(jnp.zeros(size, dtype))
     sums: Sums = dict.fromkeys(also, zero)
@@ -110,8 +123,7 @@ def _tile(
         c_sums = c_sums | {"seen": running.merge(c_sums["seen"], columns)}
     if not task.gradients:
         return r_sums, c_sums
-    e = jnp.exp(-jnp.abs(x))  # softplus_along's; compiled, it is taken once
-    slope = jnp.where(x >= 0, 1.0, e) / (1.0 + e)
+    slope = _sigmoid(x)
     if weighted:
         slope = slope * (r.extra[:, None] + c.extra[None, :])
     if positives is not None:

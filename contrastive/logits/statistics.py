@@ -20,8 +20,9 @@ class RowStatistics:
 
     Attributes:
       logsumexp: ``n_i = log Σ_j exp(s_ij)`` over the negatives; None for the sigmoid loss.
-      positive: ``s_ii``, from the same product as its rivals, 0 for an absent row; None where rows
-        and columns are not pairs.
+      positive: ``s_ii``, 0 for an absent row; None where rows and columns are not pairs. From the
+        same product as its rivals; where these come from several, ``max`` is set to it when the two
+        differ by no more than rounding.
       max: The hardest negative's logit.
       ties: How many negatives have that logit.
       min: The easiest negative's logit.

@@ -5,7 +5,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from contrastive.logits.dense import product
-from contrastive.losses.common import Weights, cross_entropy, keep_existing, weighted_mean
+from contrastive.losses.common import (
+    Weights,
+    as_weights,
+    check_pairs,
+    cross_entropy,
+    keep_existing,
+    weighted_mean,
+)
 
 
 def pair_features(
@@ -42,18 +49,28 @@ def classifier_loss(
       ``Σ w_i l_i / Σ w_i`` in float32; 0 when all weights are 0.
 
     Raises:
-      ValueError: Shapes that don't fit.
+      ValueError: Shapes that don't fit; a batch without rows.
+      TypeError: Dtypes that don't fit.
 
     References:
       Reimers & Gurevych, Sentence-BERT, 2019.
     """
-    classes = kernel.shape[1]
-    if first.shape != second.shape or kernel.shape[0] != 3 * first.shape[1] or classes == 0:
+    check_pairs("classifier_loss", first, second)
+    batch, dim = first.shape
+    if kernel.ndim != 2 or kernel.shape[0] != 3 * dim or kernel.shape[1] == 0:
         raise ValueError(
             f"classifier_loss needs two arrays [batch, dim] and a kernel [3·dim, classes], got "
             f"{first.shape}, {second.shape} and {kernel.shape}."
         )
-    weights = None if weights is None else jnp.asarray(weights)
+    classes = kernel.shape[1]
+    if labels.shape != (batch,) or (bias is not None and bias.shape != (classes,)):
+        raise ValueError(
+            f"labels are {list(labels.shape)}, expected {[batch]}"
+            f"{'' if bias is None else f'; bias is {list(bias.shape)}, expected {[classes]}'}."
+        )
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise TypeError(f"labels need an integer dtype, got {labels.dtype}.")
+    weights = as_weights(weights, batch)
     exists = None if weights is None else weights > 0
     first, second = (keep_existing(x, exists).astype(jnp.float32) for x in (first, second))
     logits = product(pair_features(first, second), kernel.astype(jnp.float32).T)

@@ -12,15 +12,15 @@ from contrastive.logits import LogitPartition, RowStatistics, masks
 from contrastive.logits.partition import Layout, resolve
 from contrastive.logits.tiles import accumulator
 
-Rows = Float[Array, "batch dim"]
+Rows = Float[Array | np.ndarray, "batch dim"]
 Scalar = Float[Array | np.ndarray, ""] | float
 Ids = Integer[Array | np.ndarray, "batch *words"]
 Weights = Float[Array | np.ndarray, " batch"]
 Loss = Float[Array, ""] | tuple[Float[Array, ""], RowStatistics]
 
 
-def check_pairs(name: str, first: Array, second: Array) -> None:
-    """Raises unless both sides are [batch, dim] of one shape and dtype."""
+def check_pairs(name: str, first: Array | np.ndarray, second: Array | np.ndarray) -> None:
+    """Raises unless both sides are [batch, dim] of one shape and floating dtype, with rows."""
     if first.shape != second.shape or first.ndim != 2:
         raise ValueError(
             f"{name} needs two arrays [batch, dim] of one shape, got {list(first.shape)} and "
@@ -28,12 +28,36 @@ def check_pairs(name: str, first: Array, second: Array) -> None:
         )
     if first.dtype != second.dtype:
         raise TypeError(f"{name} needs one dtype, got {first.dtype} and {second.dtype}.")
+    if not jnp.issubdtype(first.dtype, jnp.floating):
+        raise TypeError(f"{name} needs rows of a floating dtype, got {first.dtype}.")
+    if first.shape[0] == 0:
+        raise ValueError(f"{name} got {list(first.shape)}: the batch has no rows.")
 
 
-def check_ids(name: str, ids: Array | np.ndarray | None) -> None:
-    """Raises unless ids are int32 [batch] or uint32 [batch, 2]."""
-    if ids is not None:
-        masks.check_ids(name, ids, ids.shape[:1])
+def as_weights(weights: Any, rows: int, name: str = "weights") -> Array | None:
+    """Weights as an array, None as None.
+
+    Raises:
+      ValueError: They are not one for each row.
+    """
+    if weights is None:
+        return None
+    weights = jnp.asarray(weights)
+    if weights.shape != (rows,):
+        raise ValueError(f"{name} are {list(weights.shape)}, expected {[rows]}.")
+    return weights
+
+
+def as_scalar(name: str, value: Any, dtype: Any) -> Array:
+    """A number as an array of the given dtype.
+
+    Raises:
+      ValueError: It is an array with axes: those would be broadcast against the logits.
+    """
+    scalar = jnp.asarray(value)
+    if scalar.shape != ():
+        raise ValueError(f"{name} is {list(scalar.shape)}, expected a scalar.")
+    return scalar.astype(dtype)
 
 
 def keep_existing(x: Array, exists: Array | None) -> Array:
@@ -55,9 +79,11 @@ def weighted_mean(values: Array, weights: Array | None) -> Array:
 
 
 def cross_entropy(negatives: Array, positive: Array) -> Array:
-    """``−log(exp(p) / (exp(p) + exp(n))) = log(1 + exp(n − p))``, exact where n − p is very low."""
-    gap = negatives - positive
-    return jnp.maximum(gap, 0.0) + jnp.log1p(jnp.exp(-jnp.abs(gap)))
+    """``−log(exp(p) / (exp(p) + exp(n))) = log(1 + exp(n − p))``, exact where n − p is very low.
+
+    With derivatives of any order, at ``n = p`` too, where those of ``|n − p|`` would be wrong.
+    """
+    return jax.nn.softplus(negatives - positive)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,8 +116,8 @@ class Pairs:
     def of(
         cls,
         name: str,
-        first: Array,
-        second: Array,
+        first: Array | np.ndarray,
+        second: Array | np.ndarray,
         scale: Any,
         *,
         ids: Any = None,
@@ -105,27 +131,25 @@ class Pairs:
           ValueError: Shapes that don't fit, a batch that can't be cut evenly.
           TypeError: Dtypes that don't fit; ids that are not int32 or uint32 words.
         """
-        check_pairs(name, first, second)
-        masks.check_ids(ids_name, ids, first.shape[:1])
-        if weights is not None and weights.shape != first.shape[:1]:
-            raise ValueError(
-                f"weights are {list(weights.shape)}, expected {list(first.shape[:1])}."
-            )
-        if first.dtype == jnp.float16:
+        x, y = jnp.asarray(first), jnp.asarray(second)
+        check_pairs(name, x, y)
+        masks.check_ids(ids_name, ids, x.shape[:1])
+        weights = as_weights(weights, x.shape[0])
+        if x.dtype == jnp.float16:
             # Its range is too small for softmax weights divided by the batch.
-            first, second = first.astype(jnp.float32), second.astype(jnp.float32)
-        dtype = accumulator(first.dtype)
+            x, y = x.astype(jnp.float32), y.astype(jnp.float32)
+        dtype = accumulator(x.dtype)
         if ids is not None:
             ids = jnp.asarray(ids)
         if weights is not None:
-            weights = jax.lax.stop_gradient(jnp.asarray(weights).astype(dtype))
-        layout = resolve(partition, first)
-        first, second, ids, weights = layout.place((first, second, ids, weights), layout.cut)
+            weights = jax.lax.stop_gradient(weights.astype(dtype))
+        layout = resolve(partition, x)
+        x, y, ids, weights = layout.place((x, y, ids, weights), layout.cut)
         exists = None if weights is None else weights > 0
-        first, second = keep_existing(first, exists), keep_existing(second, exists)
-        scale = jnp.asarray(scale).astype(dtype)
-        positive = scale * jnp.sum(first.astype(dtype) * second.astype(dtype), axis=-1)
-        return cls(first, second, scale, positive, ids, weights, exists, layout, partition)
+        x, y = keep_existing(x, exists), keep_existing(y, exists)
+        scale = as_scalar("scale", scale, dtype)
+        positive = scale * jnp.sum(x.astype(dtype) * y.astype(dtype), axis=-1)
+        return cls(x, y, scale, positive, ids, weights, exists, layout, partition)
 
     def labels(self, *, columns: bool = True) -> dict[str, Any]:
         """What the reductions have to know of rows and columns of this batch."""

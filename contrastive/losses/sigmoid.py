@@ -3,7 +3,16 @@
 import jax.numpy as jnp
 
 from contrastive.logits import LogitPartition, softplus
-from contrastive.losses.common import Ids, Loss, Pairs, Rows, Scalar, Weights, cross_entropy
+from contrastive.losses.common import (
+    Ids,
+    Loss,
+    Pairs,
+    Rows,
+    Scalar,
+    Weights,
+    as_scalar,
+    cross_entropy,
+)
 
 
 def sigmoid_loss(
@@ -53,7 +62,7 @@ def sigmoid_loss(
     pairs = Pairs.of(
         "sigmoid_loss", images, texts, scale, ids=ids, weights=weights, partition=partition
     )
-    bias = jnp.asarray(bias).astype(pairs.scale.dtype)
+    bias = as_scalar("bias", bias, pairs.scale.dtype)
     total, statistics = softplus(
         pairs.first,
         pairs.second,

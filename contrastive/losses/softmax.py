@@ -5,6 +5,8 @@ positive from a logsumexp that holds it would cancel to nothing on well aligned 
 """
 
 import dataclasses
+import functools
+import math
 
 import jax.numpy as jnp
 import numpy as np
@@ -85,6 +87,24 @@ def _across(
     )
 
 
+def _joined(pairs: Pairs, *sides: RowStatistics) -> RowStatistics:
+    """Statistics over negatives that come from several products, or not from the positive's.
+
+    Products of equal rows differ in their rounding, so a hardest negative that float32 can't tell
+    from the positive is put at the positive: a collapsed model would not score chance otherwise.
+    """
+    rounding = 2 * math.sqrt(pairs.first.shape[1]) * jnp.finfo(pairs.scale.dtype).eps
+    tolerance = rounding * jnp.abs(pairs.scale)
+    level = []
+    for side in sides:
+        if side.max is not None:
+            tied = jnp.abs(side.max - pairs.positive) <= tolerance
+            top = jnp.where(tied, pairs.positive, side.max)
+            side = dataclasses.replace(side, max=top)
+        level.append(dataclasses.replace(side, positive=pairs.positive))
+    return functools.reduce(merge, level)
+
+
 def _both_ways(rows: RowStatistics, positive: Array) -> Array:
     assert rows.logsumexp is not None
     assert rows.columns is not None
@@ -98,7 +118,9 @@ def info_nce(
     keys: Rows,
     scale: Scalar,
     *,
-    negatives: Float[Array, "batch k dim"] | Float[Array, "m dim"] | None = None,
+    negatives: Float[Array | np.ndarray, "batch k dim"]
+    | Float[Array | np.ndarray, "m dim"]
+    | None = None,
     share_negatives: bool = True,
     key_ids: Ids | None = None,
     negative_ids: Integer[Array | np.ndarray, "..."] | None = None,
@@ -161,6 +183,7 @@ def info_nce(
     if in_batch:
         parts.append(_across(pairs, return_statistics, two_way=False))
     if negatives is not None:
+        negatives = jnp.asarray(negatives)
         given = _Negatives.of(pairs, negatives, share_negatives, negative_ids, negative_weights)
         parts.append(given.reduce(pairs, return_statistics))
     elif not in_batch or not share_negatives or not (negative_ids is negative_weights is None):
@@ -168,11 +191,9 @@ def info_nce(
             "negatives = None: in_batch=False leaves no negatives at all, and share_negatives, "
             "negative_ids and negative_weights say something about negatives."
         )
-    rows = parts[0] if len(parts) == 1 else merge(*parts)
+    rows = parts[0] if negatives is None else _joined(pairs, *parts)
     assert rows.logsumexp is not None
     loss = pairs.mean(cross_entropy(rows.logsumexp, pairs.positive))
-    if rows.positive is None:
-        rows = dataclasses.replace(rows, positive=pairs.positive)
     return pairs.finish(loss, rows if return_statistics else None)
 
 
@@ -196,10 +217,14 @@ class _Negatives:
     ) -> "_Negatives":
         batch, dim = pairs.first.shape
         owned = x.ndim == 3
-        if x.shape[-1] != dim or x.ndim not in (2, 3) or (owned and x.shape[0] != batch):
+        if x.ndim not in (2, 3) or x.shape[-1] != dim or (owned and x.shape[0] != batch):
             raise ValueError(
                 f"negatives are {list(x.shape)}, expected [{batch}, k, {dim}] or [m, {dim}]."
             )
+        if 0 in x.shape[:-1]:
+            raise ValueError(f"negatives are {list(x.shape)}: none at all; None says so.")
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            raise TypeError(f"negatives need a floating dtype, got {x.dtype}.")
         if not owned and not shared:
             raise ValueError(
                 f"negatives {list(x.shape)} are a pool that belongs to no query; "
@@ -309,8 +334,8 @@ def nt_xent(
     )
     across, first, second = _all_sides(pairs, return_statistics)
     assert across.columns is not None
-    columns = merge(across.columns, second)
-    rows = dataclasses.replace(merge(across, first), columns=columns)
+    columns = _joined(pairs, across.columns, second)
+    rows = dataclasses.replace(_joined(pairs, across, first), columns=columns)
     loss = pairs.mean(_both_ways(rows, pairs.positive))
     return pairs.finish(loss, rows if return_statistics else None)
 
@@ -366,7 +391,7 @@ def gte_loss(
     )
     across, first, second = _all_sides(pairs, return_statistics)
     assert across.columns is not None
-    rows = merge(merge(merge(across, across.columns), first), second)
+    rows = _joined(pairs, across, across.columns, first, second)
     rows = dataclasses.replace(rows, columns=None)
     assert rows.logsumexp is not None
     loss = pairs.mean(cross_entropy(rows.logsumexp, pairs.positive))

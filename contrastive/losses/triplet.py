@@ -8,11 +8,12 @@ from jaxtyping import Array, Bool, Float, Int
 
 from contrastive.logits import masks
 from contrastive.logits.dense import product, replicate
-from contrastive.logits.masks import Labels
+from contrastive.logits.masks import Labels, check_ids
+from contrastive.logits.partition import check_global
 from contrastive.losses.common import (
     Ids,
     Weights,
-    check_ids,
+    as_weights,
     check_pairs,
     keep_existing,
     weighted_mean,
@@ -60,17 +61,19 @@ def triplet_loss(
       ``Σ w_i l_i / Σ w_i``; 0 when nothing exists. An anchor without negatives has loss 0.
 
     Raises:
-      ValueError: An unknown mining; shapes that don't fit; ``negatives`` with mining or missing
-        without; ``ids`` without mining.
+      ValueError: An unknown mining; shapes that don't fit; a batch without rows; ``negatives``
+        with mining or missing without; ``ids`` without mining; a call inside shard_map.
+      TypeError: Dtypes that don't fit, int64 ids.
 
     References:
       Reimers & Gurevych, Sentence-BERT, 2019. Hermans et al., In Defense of the Triplet Loss for
       Person Re-Identification, 2017.
     """
     check_pairs("triplet_loss", anchors, positives)
-    check_ids("ids", ids)
+    check_global(anchors)
+    check_ids("ids", ids, anchors.shape[:1])
     ids = None if ids is None else jnp.asarray(ids)
-    weights = None if weights is None else jnp.asarray(weights)
+    weights = as_weights(weights, anchors.shape[0])
     if mining not in get_args(Mining):
         raise ValueError(f"mining = {mining!r}; choose one of {', '.join(get_args(Mining))}.")
     if (mining == "given") != (negatives is not None):
@@ -115,7 +118,8 @@ def _given(
 ) -> Float[Array, " batch"]:
     """Mean loss of each anchor over its own negatives."""
     batch, dim = anchors.shape
-    if negatives.shape[0] != batch or negatives.shape[-1] != dim or negatives.shape[1] == 0:
+    wanted = (batch, *negatives.shape[1:-1], dim)
+    if negatives.ndim not in (2, 3) or negatives.shape != wanted or 0 in wanted[1:-1]:
         raise ValueError(
             f"negatives are [batch, dim] or [batch, k, dim] for anchors {anchors.shape}, got "
             f"{negatives.shape}."

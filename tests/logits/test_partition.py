@@ -41,6 +41,14 @@ def test_nonsense_is_refused(wrong, message):
         LogitPartition(**wrong)
 
 
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("wrong", [{"block_rows": 2.5}, {"block_cols": "8"}, {"precision": 3}])
+def test_what_is_no_number_or_name_is_refused(wrong):
+    (name,) = wrong
+    with pytest.raises(TypeError, match=name):
+        LogitPartition(**wrong)
+
+
 def test_axes_have_to_be_distinct_axes_of_the_mesh(tools):
     mesh = tools.make_mesh("2x4")
     for axes in (("model",), ("data", "data")):

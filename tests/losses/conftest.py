@@ -153,14 +153,3 @@ def partitioned(name, kind=AxisType.Explicit):
 def bench(tools):
     tools.Batch, tools.LOSSES, tools.partitioned, tools.unit = Batch, LOSSES, partitioned, unit
     return tools
-
-
-@pytest.fixture
-def unchecked():
-    """Switches the type checks of the tests off: users get the library's own messages."""
-    import jaxtyping
-
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", before)

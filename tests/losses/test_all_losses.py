@@ -126,6 +126,25 @@ def test_accuracy_of_a_collapsed_model_is_chance(bench, dim):
             assert float(stats.columns.accuracy()) == pytest.approx(1 / 40)
 
 
+@pytest.mark.parametrize("dim", [65, 129])
+def test_accuracy_of_a_collapsed_model_is_chance_among_given_negatives(bench, dim):
+    """The positive and its rivals come from different products, which round differently."""
+    row = jnp.asarray(bench.unit(np.random.default_rng(0), dim), jnp.float32)
+    x, hard = jnp.tile(row, (24, 1)), jnp.tile(row, (24, 2, 1))
+    for partition in (bench.partitioned("none")[0], bench.partitioned("gather one")[0]):
+        for options, rivals in (
+            ({"negatives": x[:16], "in_batch": False}, 16),
+            ({"negatives": hard}, 23 + 48),
+            ({"negatives": hard, "share_negatives": False}, 23 + 2),
+        ):
+            _, stats = jax.jit(
+                lambda x, o=options, p=partition: losses.info_nce(
+                    x, x, 20.0, **o, partition=p, return_statistics=True
+                )
+            )(x)
+            assert float(stats.accuracy()) == pytest.approx(1 / (rivals + 1)), options.keys()
+
+
 def test_accuracy_counts_existing_rows_only(bench):
     x = jnp.eye(4)
     weights = jnp.array([1.0, 0.0, 3.0, 1.0])

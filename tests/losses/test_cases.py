@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 
-from contrastive import losses, normalize
+from contrastive import losses, normalize, reference
 from contrastive.logits import LogitPartition
 
 SET_S = (
@@ -264,6 +264,39 @@ def test_one_dimension_and_zero_rows(bench, name):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("partition", ["none", "gather one"])
+@pytest.mark.parametrize("name", ["clip_loss", "info_nce", "sigmoid_loss"])
+def test_negatives_as_likely_as_the_positive_have_a_gradient(bench, name, partition):
+    """Keys that collapsed: ``n_i = s_ii`` exactly, where the slope of softplus is ½, not 0."""
+    x, y = jnp.eye(2), jnp.full((2, 2), 0.5)
+    more = (-2.0,) if name == "sigmoid_loss" else ()  # every logit is 0
+    partition, _ = bench.partitioned(partition)
+    run = lambda a, b: getattr(losses, name)(a, b, 4.0, *more, partition=partition)  # noqa: E731
+    grads = jax.jit(jax.grad(run, (0, 1)))(x, y)
+    _, expected = getattr(reference, name)(x, y, 4.0, *more)
+    for grad, truth in zip(grads, expected.values(), strict=False):
+        np.testing.assert_allclose(grad, truth, atol=1e-6)
+    assert np.abs(grads[1]).max() >= 0.5
+
+
+def test_curvature_at_a_logit_of_zero(bench):
+    """Second derivatives are exact where an entry's logit is 0: ½ · ¼ for each."""
+    x = jnp.eye(2)
+    for partition in ("none", "gather one"):
+        partition, _ = bench.partitioned(partition)
+        run = lambda b, p=partition: losses.sigmoid_loss(x, 0 * x, 4.0, b, partition=p)  # noqa: E731
+        assert float(jax.jit(jax.grad(jax.grad(run)))(jnp.float32(0))) == pytest.approx(0.5)
+
+
+def test_numpy_rows_are_taken_as_they_are(bench):
+    batch = bench.Batch("info_nce, hard negatives")
+    numpy = {n: np.asarray(v) for n, v in batch.args.items()}
+    for partition in ("none", "gather one"):
+        partition, _ = bench.partitioned(partition)
+        one = batch.loss(**numpy, **batch.options, partition=partition)
+        assert float(one) == float(batch.loss(**batch.args, **batch.options, partition=partition))
+
+
 def test_ids_of_64_bits_equal_those_of_32(bench):
     batch = bench.Batch("clip")
     ids = batch.options["ids"]
@@ -360,6 +393,19 @@ def test_custom_gradients_are_reverse_mode_once_and_dense_any(bench):
         ({"key_ids": np.arange(4, dtype=np.uint32)}, ValueError, r"uint32 \[4\], expected \[4, 2"),
         ({"key_ids": np.arange(3, dtype=np.int32)}, ValueError, r"int32 \[3\], expected \[4\]"),
         ({"weights": np.ones(5, np.float32)}, ValueError, r"weights are \[5\], expected \[4\]"),
+        ({"weights": [1.0]}, ValueError, r"weights are \[1\], expected \[4\]"),
+        ({"scale": jnp.ones(1)}, ValueError, r"scale is \[1\], expected a scalar"),
+        ({"scale": jnp.ones(4)}, ValueError, r"scale is \[4\], expected a scalar"),
+        (
+            {"queries": jnp.ones((4, 2), jnp.int32), "keys": jnp.ones((4, 2), jnp.int32)},
+            TypeError,
+            "floating dtype, got int32",
+        ),
+        ({"negatives": np.ones((4, 0, 2), np.float32)}, ValueError, r"\[4, 0, 2\]: none at all"),
+        ({"negatives": np.ones((0, 2), np.float32)}, ValueError, r"\[0, 2\]: none at all"),
+        ({"negatives": jnp.ones((), jnp.float32)}, ValueError, r"negatives are \[\], expected"),
+        ({"negatives": np.ones((3, 2), np.int32)}, TypeError, "negatives need a floating dtype"),
+        ({"partition": "ring"}, TypeError, "partition = 'ring'; it is a LogitPartition"),
         ({"in_batch": False}, ValueError, "no negatives at all"),
         ({"share_negatives": False}, ValueError, "negatives = None"),
         ({"negative_weights": np.ones(4, np.float32)}, ValueError, "negatives = None"),
@@ -388,7 +434,7 @@ def test_what_does_not_fit_is_named(change, error, message):
         n: jnp.asarray(v) if getattr(v, "dtype", None) == np.float32 else v for n, v in args.items()
     }
     with pytest.raises(error, match=message):
-        losses.info_nce(**args, scale=1.0)
+        losses.info_nce(**{"scale": 1.0} | args)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -396,6 +442,8 @@ def test_sigmoid_multi_positive_needs_ids():
     x = jnp.ones((2, 2))
     with pytest.raises(ValueError, match="ids are not given"):
         losses.sigmoid_loss(x, x, 1.0, 0.0, multi_positive=True)
+    with pytest.raises(ValueError, match=r"bias is \[2\], expected a scalar"):
+        losses.sigmoid_loss(x, x, 1.0, jnp.ones(2))
 
 
 def test_int64_ids_are_refused_in_64_bit_mode_too():

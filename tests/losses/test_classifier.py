@@ -78,6 +78,23 @@ def test_a_label_that_is_no_class_shows():
         classifier_loss(u, v, kernel[:-1], labels)
 
 
+@pytest.mark.usefixtures("unchecked")
+def test_what_does_not_fit_is_named():
+    u, v, kernel, labels, bias, weights = arrays()
+    batch = u.shape[0]
+    for wrong, error, message in (
+        ({"labels": labels[:1]}, ValueError, rf"labels are \[1\], expected \[{batch}\]"),
+        ({"labels": labels[:, None]}, ValueError, rf"labels are \[{batch}, 1\]"),
+        ({"labels": labels.astype(jnp.float32)}, TypeError, "integer dtype, got float32"),
+        ({"bias": bias[:1]}, ValueError, r"bias is \[1\], expected \[3\]"),
+        ({"weights": weights[:1]}, ValueError, r"weights are \[1\]"),
+        ({"kernel": kernel[:, 0]}, ValueError, "kernel"),
+        ({"first": u[:0], "second": v[:0], "labels": labels[:0]}, ValueError, "no rows"),
+    ):
+        with pytest.raises(error, match=message):
+            classifier_loss(**{"first": u, "second": v, "kernel": kernel, "labels": labels} | wrong)
+
+
 def test_confident_rows_keep_their_digits():
     u = jnp.ones((1, 1))
     kernel = jnp.array([[40.0, 0.0], [0, 0], [0, 0]])

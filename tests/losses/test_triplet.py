@@ -161,6 +161,7 @@ def test_memory_is_bounded(mining):
     assert compiled.memory_analysis().temp_size_in_bytes < 5 * tile + 6 * 4096 * 64 * 4
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_errors_name_what_is_wrong():
     a, p = rows(0, 4, 3), rows(1, 4, 3)
     with pytest.raises(ValueError, match="negatives are missing"):
@@ -169,5 +170,31 @@ def test_errors_name_what_is_wrong():
         triplet_loss(a, p, a, mining="batch_hard")
     with pytest.raises(ValueError, match="they do nothing"):
         triplet_loss(a, p, a, ids=jnp.arange(4))
-    with pytest.raises(ValueError, match=r"\(4, 3\)"):
-        triplet_loss(a, p, rows(2, 4, 0, 3))
+    for wrong in (rows(2, 4, 0, 3), rows(2, 4, 2, 4, 3), rows(2, 3, 3), rows(2, 4)):
+        with pytest.raises(ValueError, match=r"\(4, 3\)"):
+            triplet_loss(a, p, wrong)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("mining", ["given", "batch_hard", "batch_all"])
+def test_one_weight_and_one_id_a_row(mining):
+    a, p = rows(0, 4, 3), rows(1, 4, 3)
+    given = {"mining": mining, "negatives": a if mining == "given" else None}
+    for weights in (jnp.ones(1), jnp.ones((4, 1))):
+        with pytest.raises(ValueError, match=r"weights are \[.*\], expected \[4\]"):
+            triplet_loss(a, p, **given, weights=weights)
+    with pytest.raises(ValueError, match=r"ids is int32 \[1\], expected \[4\]"):
+        triplet_loss(a, p, **given, ids=jnp.zeros(1, jnp.int32))
+    given["negatives"] = None if given["negatives"] is None else a[:0]
+    with pytest.raises(ValueError, match=r"\[0, 3\]: the batch has no rows"):
+        triplet_loss(a[:0], p[:0], **given)
+
+
+def test_a_devices_part_of_the_batch_is_refused():
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Explicit,))
+    cut = PartitionSpec("data")
+    inside = jax.shard_map(
+        lambda x: triplet_loss(x, x, mining="batch_hard"), mesh=mesh, in_specs=cut, out_specs=cut
+    )
+    with pytest.raises(ValueError, match="outside shard_map"):
+        inside(jax.device_put(rows(0, 4, 3), NamedSharding(mesh, cut)))
