@@ -25,7 +25,7 @@ from contrastive.training.step import make_train_step
 class _Sizes:
     """Stands in for a tokenizer: what the towers need to know of it."""
 
-    vocabulary_size, pad_id = 2000, 0
+    vocabulary_size, pad_id, end_id = 2000, 0, 2
 
 
 def main() -> None:
