@@ -173,7 +173,7 @@ def test_resume_across_the_end_of_a_part(ending):
     sizes=st.lists(st.integers(1, 40), min_size=5, max_size=5),
     epochs=st.lists(st.none() | st.floats(0.1, 3.0), min_size=5, max_size=5),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=15)
 def test_turns_are_those_of_a_walk(weights, sizes, epochs):
     """Position by position: each part gives its samples in order, as many as its limit, and as
     evenly among the parts that are left as whole numbers allow."""
@@ -184,7 +184,7 @@ def test_turns_are_those_of_a_walk(weights, sizes, epochs):
         math.inf if e is None else math.ceil(e * s) for e, s in zip(epochs, sizes, strict=True)
     ]
     taken, since, begin = [0] * count, [0] * count, 0
-    for position in range(300):
+    for position in range(80):
         assert turns.taken(position) == tuple(taken)
         part, number = turns.at(position)
         assert number == taken[part] < limits[part]

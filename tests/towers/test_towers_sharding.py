@@ -134,7 +134,9 @@ def test_every_pooling_has_its_shardings_spelled_out(text, image):
     """Explicit axes refuse to guess, so tracing is the test."""
     config = dataclasses.replace(
         CONFIG,
-        image=dataclasses.replace(VIT, pooling=image, remat="full", projection="bias"),
+        image=dataclasses.replace(
+            VIT, pooling=image, remat="full", projection="bias", keep_patches=0.5
+        ),
         text=dataclasses.replace(CONFIG.text, pooling=text, causal=True, remat="dots"),
     )
     mesh, rules, spec = mesh_of("fsdp", AxisType.Explicit)
