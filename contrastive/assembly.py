@@ -9,6 +9,7 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
+from contrastive.errors import ConfigError
 from contrastive.objectives import Objective, make_objective, make_partition, scale_limit
 from contrastive.recipe import Recipe
 from contrastive.towers import TwoTower
@@ -53,8 +54,14 @@ def make_program(recipe: Recipe, mesh: Mesh) -> Program:
     """Schedule, optimizer and objective of a recipe on a mesh.
 
     Raises:
-      ConfigError: The recipe contradicts itself.
+      ConfigError: The recipe contradicts itself, or no objective takes its kind of pairs.
     """
+    if recipe.data.pairs != "captions":
+        raise ConfigError(
+            f"config.data.pairs = {recipe.data.pairs!r}: the losses of config.loss.name are of "
+            "pictures and captions. Batches of other pairs come from "
+            "contrastive.data.pipeline.BatchLoader."
+        )
     schedule: Any = make_schedule(recipe.optimizer, recipe.total_steps)
     return Program(
         schedule=schedule,

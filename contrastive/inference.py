@@ -57,11 +57,9 @@ def build_towers(recipe: ModelSettings, tokenizer: Tokenizer, *, rngs: nnx.Rngs)
     return TwoTower(recipe.model, **_sizes(recipe, tokenizer), rngs=rngs)
 
 
-def abstract_towers(
-    recipe: ModelSettings, *, vocabulary_size: int, pad_id: int = 0, rngs: nnx.Rngs
-) -> TwoTower:
+def abstract_towers(recipe: ModelSettings, *, vocabulary_size: int, rngs: nnx.Rngs) -> TwoTower:
     """:func:`build_towers` where only the size of the vocabulary is known: for plans."""
-    return TwoTower(recipe.model, **_sizes_of(recipe, vocabulary_size, pad_id), rngs=rngs)
+    return TwoTower(recipe.model, **_sizes_of(recipe, vocabulary_size, 0, 1), rngs=rngs)
 
 
 def initial_towers(recipe: ModelSettings, tokenizer: Tokenizer, seed: int) -> TwoTower:
@@ -75,16 +73,19 @@ def initial_towers(recipe: ModelSettings, tokenizer: Tokenizer, seed: int) -> Tw
 
 
 def _sizes(recipe: ModelSettings, tokenizer: Tokenizer) -> dict[str, Any]:
-    return _sizes_of(recipe, tokenizer.vocabulary_size, tokenizer.pad_id)
+    return _sizes_of(recipe, tokenizer.vocabulary_size, tokenizer.pad_id, tokenizer.end_id)
 
 
-def _sizes_of(recipe: ModelSettings, vocabulary_size: int, pad_id: int) -> dict[str, Any]:
+def _sizes_of(
+    recipe: ModelSettings, vocabulary_size: int, pad_id: int, end_id: int | None
+) -> dict[str, Any]:
     scale, bias = start_values(recipe.loss, recipe.batch_size)
     return {
         "image_size": recipe.data.image_size,
         "text_length": recipe.data.text_length,
         "vocabulary_size": vocabulary_size,
         "pad_id": pad_id,
+        "end_id": end_id,
         "scale_init": scale,
         "bias_init": bias,
     }

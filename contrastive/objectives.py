@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from contrastive import losses
 from contrastive.errors import ConfigError
 from contrastive.geometry import normalize
-from contrastive.logits import LogitPartition, RowStatistics
+from contrastive.logits import LogitPartition, RowStatistics, masks
 from contrastive.mesh import BATCH_AXES, batch_parts
 from contrastive.microbatches import encode_rows
 from contrastive.temperature import initial_bias, initial_log_scale
@@ -38,6 +38,7 @@ class LossConfig:
     max_scale: float | None = None  # limit of the scale; None: 100, or no limit for siglip
     bias_init: float | Literal["batch_size"] | None = None  # siglip only; None: -10
     mask_duplicates: bool = True  # pairs with equal content ids are not each other's negatives
+    drop_duplicates: bool = False  # of pairs with equal content ids only the first is in the loss
     exchange: Literal["dense", "gather", "ring"] | None = None  # None: read from the inputs
     block_rows: int | None = None  # rows of a tile of the logit matrix; None: chosen
     block_cols: int | None = None  # columns of a tile; None: chosen
@@ -117,6 +118,9 @@ def make_objective(
         ids = batch["id"] if config.mask_duplicates else None
         common: dict[str, Any] = {"partition": partition, "return_statistics": True}
         common["weights"] = batch.get("weight")  # 0 in rows of samples that could not be read
+        if config.drop_duplicates:
+            first = masks.first_of_content(batch["id"]).astype(jnp.float32)
+            common["weights"] = first * batch["weight"] if "weight" in batch else first
         metrics = {"scale": scale, "temperature": 1 / scale}
         if config.name == "siglip":
             assert model.bias is not None

@@ -49,7 +49,12 @@ def index(recipe: Recipe, *, workers: int, stream: Any = None) -> int:
         began = time.perf_counter()
         try:
             found, _ = tar_index(
-                pattern, config.fields, cache, workers=workers, progress=_progress(stream, "tars")
+                pattern,
+                config.fields,
+                cache,
+                captions=config.pairs == "captions",
+                workers=workers,
+                progress=_progress(stream, "tars"),
             )
         except DataError:
             if split == "train":
@@ -72,7 +77,8 @@ def inspect(
     as_json: bool,
     stream: Any = None,
 ) -> int:
-    """Prints what the training data is and writes a contact sheet of what reaches the model.
+    """Prints what the training data is and writes a contact sheet of what reaches the model (not
+    of pairs of texts).
 
     Args:
       recipe: The settings.
@@ -88,11 +94,14 @@ def inspect(
     source = open_source(config, "train")
     tokenizer = load_tokenizer(config, source)
     found = survey(source, config, tokenizer, most=most)
-    page = _sheet(output or pathlib.Path("data.html"), recipe, source, tokenizer, found)
+    page = None
+    if config.pairs != "texts":
+        page = _sheet(output or pathlib.Path("data.html"), recipe, source, tokenizer, found)
     tokens = _tokens(tokenizer, found.captions[:3])
     fields = getattr(getattr(source, "fields", None), "found", [])
     about = {"source": config.source, "format": config.kind, "splits": _split_sizes(config, source)}
-    about |= {"fields": fields, **found.to_json(), "tokens": tokens, "sheet": str(page)}
+    about |= {"fields": fields, **found.to_json(), "tokens": tokens}
+    about["sheet"] = None if page is None else str(page)
     if as_json:
         print(json.dumps(about), file=stream)
         return 0
@@ -148,6 +157,11 @@ def convert(
     """
     if shard_size < 1:
         raise UserError(f"--shard-size={shard_size} has to be at least 1.")
+    if recipe.data.pairs != "captions":
+        raise UserError(
+            f"config.data.pairs = {recipe.data.pairs!r}: what is converted are pictures and their "
+            "captions."
+        )
     source = open_source(recipe.data, split)
     errors = convert_lib.convert(
         source,
@@ -217,15 +231,17 @@ def _sheet(
     )
     batch = next(loader)
     loader.close()
-    tiles = [
-        Tile(
-            _data_uri(pixels),
-            tokenizer.decode(ids) or "(nothing)",
-            f"{np.count_nonzero(ids != tokenizer.pad_id)} tokens",
-            records[int(number)]["key"].encode("utf-8", "backslashreplace").decode(),
-        )
-        for pixels, ids, number in zip(batch["image"], batch["text"], batch["example"], strict=True)
-    ]
+    tiles: list[Tile] = []
+    for row, number in enumerate(batch["example"].tolist()):
+        key = records[number]["key"].encode("utf-8", "backslashreplace").decode()
+        if config.pairs == "views":
+            views = (("view_a", "first view"), ("view_b", "second view"))
+            tiles += [Tile(_data_uri(batch[view][row]), name, "", key) for view, name in views]
+            continue
+        ids = batch["text"][row]
+        tokens = f"{tokenizer.lengths(ids[None])[0]} tokens"
+        words = tokenizer.decode(ids) or "(nothing)"
+        tiles.append(Tile(_data_uri(batch["image"][row]), words, tokens, key))
     return write_tiles(
         path,
         over="data",
@@ -266,7 +282,8 @@ def _print_inspection(
     for stage, value in about["microseconds"].items():
         table.add_row(stage, f"{value:,.0f}", f"{1e6 / value:,.0f}" if value else "")
     console.print(table)
-    console.print(Text(f"Contact sheet: {about['sheet']}"))
+    if about["sheet"] is not None:
+        console.print(Text(f"Contact sheet: {about['sheet']}"))
 
 
 def _numbers(about: dict[str, Any]) -> Table:
@@ -284,7 +301,8 @@ def _numbers(about: dict[str, Any]) -> Table:
 
 def _remarks(found: Survey) -> list[str]:
     """What deserves a second look, a sentence each."""
-    lines = [f"formats: {', '.join(f'{n:,} {kind}' for kind, n in found.kinds.items())}"]
+    formats = ", ".join(f"{n:,} {kind}" for kind, n in found.kinds.items())
+    lines = [f"formats: {formats}"] if formats else []
     if len(found.errors):
         lines.append(f"cannot be used: {found.errors.summary()}")
         first = found.errors.entries[:3]
@@ -292,7 +310,8 @@ def _remarks(found: Survey) -> list[str]:
     if found.truncated:
         lines.append(f"captions that are cut: {found.truncated:,}")
     lines.append(
-        f"repeated: {found.repeated_captions:,} captions, {found.repeated_pictures:,} pictures"
+        f"repeated: {found.repeated_captions:,} captions, {found.repeated_pictures:,} "
+        + ("pictures" if found.kinds else "queries")
     )
     lines += [f"  {n:,} × “{text}”" for text, n in found.frequent.items()]
     return lines

@@ -328,7 +328,11 @@ class _Run:
         """Epochs of a mixture's parts; samples that were skipped, if any (by this process)."""
         if not isinstance(self.loader, BatchLoader):
             return {}
-        counts = {f"data/{name}/epochs": n["epochs"] for name, n in self.loader.parts().items()}
+        counts = {
+            f"data/{name}/{what}": float(number)
+            for name, numbers in self.loader.parts().items()
+            for what, number in numbers.items()
+        }
         if len(self.loader.errors):
             counts["data/skipped"] = float(len(self.loader.errors))
         return counts

@@ -21,8 +21,9 @@ from jaxtyping import Int64
 from contrastive.data import files
 from contrastive.data.config import FieldsConfig
 from contrastive.data.fields import Fields
-from contrastive.data.records import DataErrors, Record, SampleError
+from contrastive.data.records import DataErrors, Pairs, Record, SampleError
 from contrastive.data.splits import rows_of_split
+from contrastive.data.text_fields import TextFields, settle
 from contrastive.errors import DataError, NoSuchSplit
 
 _CACHED_BYTES = 256 << 20  # of decoded row groups
@@ -48,7 +49,7 @@ class TableSource:
         starts: Int64[np.ndarray, " files"],
         paths: Sequence[str],
         rows: Int64[np.ndarray, " n"],
-        fields: Fields,
+        fields: Fields | TextFields,
     ) -> None:
         self._table, self._pictures, self._starts = table, pictures, starts
         self._paths, self._rows, self.fields = paths, rows, fields
@@ -56,7 +57,7 @@ class TableSource:
         digest = hashlib.blake2b(rows.tobytes(), digest_size=8)
         for path in paths:
             digest.update(f"{path.rpartition('/')[2]} {files.stamp(path)[0]}".encode())
-        self.fingerprint = digest.hexdigest()
+        self.fingerprint = digest.hexdigest() + fields.fingerprint
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -77,7 +78,9 @@ class TableSource:
     def _row(self, index: int, *, text: bool = False) -> tuple[dict[str, Any], str, str]:
         number = int(self._rows[index])
         file = int(np.searchsorted(self._starts, number, side="right")) - 1
-        names = [n for n in self._table.column_names if not (text and n == self.fields.image)]
+        names = self._table.column_names
+        if text:
+            names = [name for name in names if name in self.fields.words]
         row = {name: _value(self._table.column(name), number) for name in names}
         path = self._paths[file]
         key = f"{path.rpartition('/')[2]} (row {number - int(self._starts[file])})"
@@ -135,8 +138,10 @@ def _parquet(path: str) -> pq.ParquetFile:
         raise DataError(f"{path} cannot be read as Parquet: {error}.") from error
 
 
-def open_table(pattern: str, kind: str, split: str, config: FieldsConfig) -> TableSource:
-    """Opens the rows of a split.
+def open_table(
+    pattern: str, kind: str, split: str, config: FieldsConfig, pairs: Pairs
+) -> TableSource:
+    """Opens the rows of a split as a kind of pairs.
 
     Raises:
       DataError: Files, columns or the split are missing, or there is no row.
@@ -144,20 +149,25 @@ def open_table(pattern: str, kind: str, split: str, config: FieldsConfig) -> Tab
     where, named = files.of_split(pattern, split)
     paths, named = _paths(where, kind, split, named)
     schema = _parquet(paths[0]).schema_arrow if kind == "parquet" else _arrow(paths[0]).schema
-    fields = Fields(config, schema.names, where, _class_names(schema, config))
-    wanted = {fields.caption, fields.keywords, fields.id, fields.key, config.split}
+    fields = settle(pairs, config, schema.names, where, _class_names(schema, config))
+    wanted = {*fields.columns, config.split}
     columns = [name for name in schema.names if name in wanted]
     embedded = _holds_bytes(schema.field(fields.image).type)
     if kind == "arrow" or not embedded:
         columns.append(fields.image)
     tables = [_read(path, kind, columns) for path in paths]
-    starts = np.cumsum([0, *(len(table) for table in tables)], dtype=np.int64)
+    counts = [len(table) for table in tables]
+    if not columns:  # a table of no columns has no rows
+        counts = [_parquet(path).metadata.num_rows for path in paths]
+    starts = np.cumsum([0, *counts], dtype=np.int64)
     if not starts[-1]:
         raise DataError(f"{where} holds no rows.")
     table = pa.concat_tables(tables, promote_options="default")
-    rows = np.arange(len(table), dtype=np.int64)
+    rows = np.arange(starts[-1], dtype=np.int64)
     if not named:
-        captions = [_caption(value, fields) for value in table.column(fields.caption)]
+        captions = [""] * len(rows)
+        if fields.caption is not None:
+            captions = [_caption(value, fields) for value in table.column(fields.caption)]
         pictures = [None] * len(rows) if embedded else table.column(fields.image).to_pylist()
         splits = table.column(config.split).to_pylist() if config.split in columns else None
         rows = rows_of_split(
@@ -221,8 +231,8 @@ def _class_names(schema: pa.Schema, config: FieldsConfig) -> list[str] | None:
     return features.get(caption, {}).get("names") if caption else None
 
 
-def _caption(value: Any, fields: Fields) -> str:
+def _caption(value: Any, fields: Fields | TextFields) -> str:
     try:
-        return fields.text({fields.caption: value.as_py()})[0]
+        return fields.text({str(fields.caption): value.as_py()})[0]
     except (SampleError, UnicodeDecodeError):
         return ""

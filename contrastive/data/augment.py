@@ -12,8 +12,10 @@ import numpy as np
 from jaxtyping import Float32, Float64, UInt8, UInt64
 from PIL import Image
 
-from contrastive.data.config import AugmentConfig, CropConfig
+from contrastive.data import stacks
 from contrastive.data.draws import uniform
+from contrastive.data.picture_config import AugmentConfig, CropConfig, RandAugmentConfig
+from contrastive.data.rand_augment import rand_augment
 
 _TRIES = 10  # at a random part
 _LUMA = np.array([0.299, 0.587, 0.114])
@@ -24,13 +26,16 @@ def augment(
     keys: UInt64[np.ndarray, " batch"],
     config: AugmentConfig,
     image_size: int,
+    rand: RandAugmentConfig | None = None,
 ) -> UInt8[np.ndarray, "batch size size 3"]:
-    """Square RGB pictures to a batch of training pixels."""
+    """Square RGB pictures to a batch of training pixels; ``rand`` works between geometry and
+    colours."""
     if config.geometric:
         coefficients = affine_coefficients(keys, config)
         images = [move(im, c, image_size) for im, c in zip(images, coefficients, strict=True)]
-    data = b"".join([image.tobytes() for image in images])
-    pixels = np.frombuffer(data, np.uint8).reshape(len(images), image_size, image_size, 3).copy()
+    if rand is not None and rand.operations:
+        images = rand_augment(images, keys, rand)
+    pixels = _pixels(images, image_size)
     if config.blur:
         blur(pixels, keys, config.blur)
     if any((config.brightness, config.contrast, config.saturation, config.hue, config.grayscale)):
@@ -38,6 +43,26 @@ def augment(
     if config.cutout:
         cut_out(pixels, keys, config.cutout)
     return pixels
+
+
+def augment_as(
+    stack: stacks.Stack,
+    images: Sequence[Image.Image],
+    keys: UInt64[np.ndarray, " batch"],
+    image_size: int,
+    rand: RandAugmentConfig | None = None,
+    view: int = 0,
+) -> UInt8[np.ndarray, "batch size size 3"]:
+    """:func:`augment` as a published method does it, on random parts of pictures."""
+    images = stacks.mirror(images, keys, stack)
+    if rand is not None and rand.operations:
+        images = rand_augment(images, keys, rand)
+    return _pixels(stacks.change_colours(images, keys, stack, view), image_size)
+
+
+def _pixels(images: Sequence[Image.Image], size: int) -> UInt8[np.ndarray, "batch size size 3"]:
+    data = b"".join([image.tobytes() for image in images])
+    return np.frombuffer(data, np.uint8).reshape(len(images), size, size, 3).copy()
 
 
 def affine_coefficients(

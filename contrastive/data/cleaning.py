@@ -1,20 +1,22 @@
 """The forms that published models put a text into before it is cut into tokens.
 
 The same form is applied in training, evaluation and use, because it belongs to the tokenizer.
-CLIP's own code also runs ftfy, which repairs text that was decoded wrongly; that is not done here.
 """
 
 import html
 import string
-import unicodedata
 
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def clip_form(text: str) -> str:
-    """CLIP's: HTML entities resolved (twice), composed, single spaces, lower case."""
-    text = html.unescape(html.unescape(text))
-    return " ".join(unicodedata.normalize("NFC", text).split()).lower()
+    """CLIP's: repaired by ftfy (text that was decoded wrongly, curly quotes, ligatures, letters of
+    double width, composed accents, control characters), HTML entities resolved (twice), single
+    spaces, lower case."""
+    import ftfy  # the other presets do without
+
+    text = html.unescape(html.unescape(ftfy.fix_text(text)))
+    return " ".join(text.split()).lower()
 
 
 def canonical_form(text: str) -> str:

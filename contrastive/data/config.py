@@ -5,8 +5,17 @@ import dataclasses
 import math
 import pathlib
 import re
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
+from contrastive.data.picture_config import (
+    AugmentConfig,
+    CropConfig,
+    RandAugmentConfig,
+    StackConfig,
+    ViewsConfig,
+)
+from contrastive.data.records import Pairs
 from contrastive.errors import ConfigError
 
 Format = Literal[
@@ -42,7 +51,6 @@ _GROUP_OF_FORMAT = {
     "synthetic": "synthetic",
     "mixture": "mixture",
 }
-_ROOM = 1.5  # pictures are kept this much larger than the tower's input while geometry is pending
 LEAST_VOCABULARY = 259  # 256 bytes, begin, end, padding
 
 
@@ -92,6 +100,13 @@ class FieldsConfig:
     keywords_separator: str = "|"  # between keywords in one text
     id: str | None = None  # a whole number that is the same for equal contents
     key: str | None = None  # what the sample is called in messages
+    # Of pairs of texts, instead of image, caption and keywords.
+    query: str | None = None  # the first text
+    positive: str | None = None  # the one that belongs to it; of a list, the first one
+    negatives: str | None = None  # those that do not: a list of texts, or one text
+    negatives_separator: str | None = None  # between negatives in one text; None = it is only one
+    # JSON Lines with more negatives, found by a sample's key: {"key": ..., "negatives": [...]}
+    negatives_file: str | None = None
     split: str = "split"  # JSON Lines, Parquet, Arrow: names each row's split, where it exists
     held_out_share: float = 0.1  # kept for "validation" where neither rows nor files name splits
     class_names: str | None = None  # file with a name a line, for captions that are class numbers
@@ -103,8 +118,10 @@ class FieldsConfig:
                 f"config.data.fields.held_out_share = {self.held_out_share} has to be at least 0 "
                 "and below 1."
             )
-        if not self.keywords_separator:
-            raise ConfigError("config.data.fields.keywords_separator cannot be empty.")
+        if not self.keywords_separator or self.negatives_separator == "":
+            raise ConfigError(
+                "config.data.fields.keywords_separator and negatives_separator cannot be empty."
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,11 +134,17 @@ class PartConfig:
     fields: FieldsConfig = dataclasses.field(default_factory=FieldsConfig)
     csv: CsvConfig = dataclasses.field(default_factory=CsvConfig)
     weight: float = 1.0  # how many samples come from it, relative to the sum of all weights
+    # After so many passes it ends, and the others go on in their proportions; None = it repeats.
+    epochs: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.weight < math.inf:
             raise ConfigError(
                 f"config.data.mixture: the weight {self.weight} of {self.name!r} is not positive."
+            )
+        if self.epochs is not None and not 0 < self.epochs < math.inf:
+            raise ConfigError(
+                f"config.data.mixture: epochs = {self.epochs} of {self.name!r} is not positive."
             )
         if self.source == "synthetic":
             raise ConfigError("config.data.mixture: synthetic pairs cannot be mixed with others.")
@@ -236,67 +259,6 @@ class CaptionConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class CropConfig:
-    """A random part of each training picture, resized, before anything else is done to it."""
-
-    # Share of the picture's area; None = the whole picture. (0.9, 1.0) is open_clip's, (0.2, 1.0)
-    # MoCo's, (0.08, 1.0) SimCLR's.
-    area: tuple[float, float] | None = None
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)  # width over height
-
-    def __post_init__(self) -> None:
-        if self.area is not None and not 0 < self.area[0] <= self.area[1] <= 1:
-            raise ConfigError(
-                f"config.data.crop.area = {self.area} has to be two shares, the smaller one first."
-            )
-        if not 0 < self.ratio[0] <= self.ratio[1]:
-            raise ConfigError(
-                f"config.data.crop.ratio = {self.ratio} has to be two positive ratios, the smaller "
-                "one first."
-            )
-        if self.area is None and self.ratio != (3 / 4, 4 / 3):
-            raise ConfigError("config.data.crop.ratio has no effect without config.data.crop.area.")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AugmentConfig:
-    """How far training pictures are changed. 0 = off."""
-
-    zoom: float = 0.2  # size times or divided by up to 1 + zoom
-    stretch: float = 0.1  # width over height times or divided by up to 1 + stretch
-    shift: float = 0.1  # moved by up to this share of the side, each way
-    rotate: float = 10.0  # turned by up to so many degrees, each way
-    flip: float = 0.0  # share of pictures that are mirrored (arrows and letters change meaning)
-    brightness: float = 0.2  # all values times 1 - brightness ... 1 + brightness
-    contrast: float = 0.2  # distance from the mean grey times 1 - contrast ... 1 + contrast
-    saturation: float = 0.3  # distance from grey times 1 - saturation ... 1 + saturation
-    hue: float = 10.0  # colours turned around the grey axis by up to so many degrees
-    grayscale: float = 0.05  # share of pictures that lose their colour
-    blur: float = 0.1  # share of pictures that are blurred (3 x 3, of random weight)
-    cutout: float = 0.0  # a rectangle of up to this share of each side gets the mean colour
-
-    def __post_init__(self) -> None:
-        shares = ("shift", "flip", "brightness", "contrast", "grayscale", "blur", "cutout")
-        limits = {**dict.fromkeys(shares, 1.0), "rotate": 180.0, "hue": 180.0}
-        for field in dataclasses.fields(self):
-            value, limit = getattr(self, field.name), limits.get(field.name, math.inf)
-            if not 0 <= value <= limit:
-                raise ConfigError(
-                    f"config.data.augment.{field.name} = {value} has to lie between 0 and "
-                    f"{limit:g}."
-                )
-
-    @property
-    def geometric(self) -> bool:
-        """Whether pictures are moved at all."""
-        return any((self.zoom, self.stretch, self.shift, self.rotate, self.flip))
-
-    def room(self, image_size: int) -> int:
-        """The side at which pictures wait for their geometry."""
-        return math.ceil(image_size * _ROOM) if self.geometric else image_size
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class SyntheticConfig:
     """Random pairs, made as they are needed; sizes are those of the data and the tokenizer."""
 
@@ -321,6 +283,14 @@ class DataConfig:
     format: Format | None = None  # of the source; None = by its name
     mixture: tuple[PartConfig, ...] = ()  # several sources, for config.data.source = "mixture"
     cache: str = "~/.cache/contrastive"  # where data sets are prepared
+    # What a pair is. captions: a picture and its caption. views: two views of a picture. texts: two
+    # texts, and some that do not belong to them.
+    pairs: Pairs = "captions"
+    # Which equal halves make two pairs equal in content, so that they are no negatives of each
+    # other: the first ones (pictures, queries), the second ones (captions, positives) or either.
+    # None = either, or where samples are checked as they come, the second ones. Views: the picture.
+    content: Literal["first", "second", "either"] | None = None
+    negatives: int = 0  # of pairs of texts: how many reach the batch, drawn anew in each epoch
     image_size: int = 32  # side of the pictures that the model sees, in pixels
     # How a picture becomes square: its middle, resized (square); resized, then the middle (clip);
     # stretched (siglip). Together with model.pixel_mean and pixel_std.
@@ -334,6 +304,9 @@ class DataConfig:
     captions: CaptionConfig = dataclasses.field(default_factory=CaptionConfig)
     crop: CropConfig = dataclasses.field(default_factory=CropConfig)
     augment: AugmentConfig = dataclasses.field(default_factory=AugmentConfig)
+    stack: StackConfig = dataclasses.field(default_factory=StackConfig)
+    rand_augment: RandAugmentConfig = dataclasses.field(default_factory=RandAugmentConfig)
+    views: ViewsConfig = dataclasses.field(default_factory=ViewsConfig)
     csv: CsvConfig = dataclasses.field(default_factory=CsvConfig)
     fields: FieldsConfig = dataclasses.field(default_factory=FieldsConfig)
     emoji: EmojiConfig = dataclasses.field(default_factory=EmojiConfig)
@@ -349,6 +322,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         kind = self.format or _format_of_name(self.source)
+        self._check_pairs(kind)
         defaults = {
             "csv": CsvConfig(),
             "fields": FieldsConfig(),
@@ -357,6 +331,7 @@ class DataConfig:
         }
         for name, default in defaults.items():
             used = kind is None or _GROUP_OF_FORMAT.get(kind, "fields") == name
+            used |= name == "fields" and kind in ("csv", "tsv") and self.pairs == "texts"
             if not used and getattr(self, name) != default:
                 raise ConfigError(
                     f"config.data.{name} has no effect on the format {kind!r} of "
@@ -367,6 +342,11 @@ class DataConfig:
             raise ConfigError(
                 f"config.data.mixture has the parts {names}; a mixture needs two or more, each "
                 "with its own name."
+            )
+        if kind == "mixture" and all(part.epochs is not None for part in self.mixture):
+            raise ConfigError(
+                "config.data.mixture: one part at least has to repeat (epochs = None), since a run "
+                "ends by config.total_steps only."
             )
         if kind != "emoji" and self.emoji != EmojiConfig():
             raise ConfigError(
@@ -384,10 +364,50 @@ class DataConfig:
                 f"config.data.max_bad_share = {self.max_bad_share} has to lie between 0 and 1."
             )
 
+    def _check_pairs(self, kind: Format | None) -> None:
+        """What a kind of pair has no use for is not set."""
+        why = f"with config.data.pairs = {self.pairs!r}"
+        _check_unused("config.data", self, _UNUSED[self.pairs], why)
+        _check_unused("config.data.fields", self.fields, _UNUSED_FIELDS[self.pairs], why)
+        if self.stack.name is not None:
+            by_stack = f"with config.data.stack.name = {self.stack.name!r}"
+            _check_unused("config.data", self, ("augment", "crop"), by_stack)
+        if self.pairs != "captions" and kind in ("csv", "tsv"):
+            names = ("caption", "keywords", "keywords_separator")
+            names += ("image",) if self.pairs == "texts" else ()
+            _check_unused("config.data.csv", self.csv, names, why)
+            if self.pairs == "texts":
+                names = ("split", "held_out_share", "undecodable")
+                _check_unused("config.data.fields", self.fields, names, "beside config.data.csv")
+        if self.pairs == "texts" and kind in ("emoji", "synthetic", "webdataset", "image_folder"):
+            raise ConfigError(f"config.data.source: {kind} holds no pairs of texts.")
+        if self.pairs == "views" and kind == "synthetic":
+            raise ConfigError("config.data.source: synthetic pairs are pictures with texts.")
+        if self.negatives < 0:
+            raise ConfigError(f"config.data.negatives = {self.negatives} cannot be negative.")
+        if self.content == "first" and self.pairs == "texts":
+            raise ConfigError(
+                "config.data.content = 'first': equal positives of texts have to be equal in "
+                "content, since negatives are told from them; use 'second' or 'either'."
+            )
+        if self.content == "either" and self.check == "during":
+            raise ConfigError(
+                "config.data.content = 'either' needs config.data.check = 'before': which pairs "
+                "are joined by others is known only when all have been read."
+            )
+
+    @property
+    def random_part(self) -> CropConfig:
+        """Which part of a picture is taken in training: the crop's, or the stack's."""
+        stack = self.stack.stack
+        return self.crop if stack is None else CropConfig(area=stack.area)
+
     @property
     def room(self) -> int:
         """The side at which pictures wait for their geometry."""
-        return self.augment.room(self.image_size) if self.crop.area is None else self.image_size
+        if self.random_part.area is not None:
+            return self.image_size
+        return self.augment.room(self.image_size)
 
     @property
     def kind(self) -> Format:
@@ -407,6 +427,33 @@ class DataConfig:
                 "config.data.format."
             )
         return found
+
+
+# What has no effect on a kind of pairs.
+_OF_TEXTS = ("query", "positive", "negatives", "negatives_separator", "negatives_file")
+_OF_CAPTIONS = ("caption", "keywords", "keywords_separator", "class_names")
+_OF_PICTURES = ("preprocessing", "decoding", "crop", "augment", "stack", "rand_augment", "views")
+_UNUSED = {
+    "captions": ("views", "negatives"),
+    "views": ("captions", "negatives", "content"),
+    "texts": ("captions", *_OF_PICTURES),
+}
+_UNUSED_FIELDS = {
+    "captions": _OF_TEXTS,
+    "views": (*_OF_CAPTIONS, *_OF_TEXTS),
+    "texts": ("image", *_OF_CAPTIONS),
+}
+
+
+def _check_unused(where: str, given: Any, names: Sequence[str], why: str) -> None:
+    """Raises :class:`ConfigError` where one of these settings has another value than its
+    default."""
+    fields = {field.name: field for field in dataclasses.fields(given)}
+    for name in names:
+        make = fields[name].default_factory
+        plain = fields[name].default if make is dataclasses.MISSING else make()
+        if getattr(given, name) != plain:
+            raise ConfigError(f"{where}.{name} has no effect {why}.")
 
 
 def _format_of_name(source: str) -> Format | None:

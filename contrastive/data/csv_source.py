@@ -1,4 +1,4 @@
-"""Your own pairs: a CSV or TSV file with an image path and a caption a row.
+"""Your own pairs: a CSV or TSV file with an image path and a caption, or two texts, a row.
 
 Image paths are relative to the file's folder. The file is read as ``encoding`` (a byte-order mark
 is dropped); a row whose text is not valid in it is skipped and counted, or gets replacement
@@ -6,14 +6,16 @@ characters, as ``undecodable`` says. Paths keep their bytes whatever they are.
 """
 
 import csv
+import dataclasses
 import io
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
-from contrastive.data.config import CsvConfig
+from contrastive.data.config import CsvConfig, FieldsConfig
 from contrastive.data.records import Record, SampleError
+from contrastive.data.text_fields import TextFields
 from contrastive.errors import DataError
 
 _FIELD_LIMIT = 1 << 24  # characters in one cell
@@ -82,13 +84,92 @@ class CsvSource:
             raise SampleError("unreadable image file", str(error), key=key) from error
 
 
-def read_csv(path: pathlib.Path, config: CsvConfig, *, tabs: bool) -> list[Row]:
-    """Reads the rows of a CSV or TSV file; ``tabs``: whether tabs separate cells by default.
+class TextRow(NamedTuple):
+    """A row of a pair of texts, undecodable bytes as lone surrogates."""
+
+    line: int
+    cells: dict[str, str]
+    split: str | None
+    fault: str | None  # why the row cannot be used, if it cannot
+
+
+class CsvTextSource:
+    """Pairs of texts of the rows of one file.
+
+    Args:
+      name: What messages call the file.
+      rows: The rows.
+      fields: Which column is what.
+    """
+
+    def __init__(self, name: str, rows: Sequence[TextRow], fields: TextFields) -> None:
+        self._name, self._rows, self.fields = name, rows, fields
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int, /) -> Record:
+        row = self._rows[index]
+        key = f"{self._name} (line {row.line})"
+        if row.fault is not None:
+            raise SampleError(row.fault, key=key)
+        return self.fields.record(row.cells, base="", key=key)
+
+    def text(self, index: int, /) -> tuple[str, list[str]]:
+        """The positive and the other texts of a row."""
+        return self.fields.text(self._rows[index].cells)
+
+
+def read_csv(
+    path: pathlib.Path, config: CsvConfig, *, tabs: bool, captions: bool = True
+) -> list[Row]:
+    """Reads the rows of a CSV or TSV file with image paths.
+
+    Args:
+      path: The file.
+      config: Its columns, and how it is written.
+      tabs: Whether tabs separate cells by default.
+      captions: Whether there has to be a caption; else none is read.
 
     Raises:
       DataError: There is no such file, it is empty, has no rows, lacks a column (the columns that
         it has are named), or cannot be parsed.
     """
+    return _parse(path, config, tabs, lambda reader: _rows(path, reader, config, captions))
+
+
+def read_text_csv(
+    path: pathlib.Path, config: CsvConfig, fields: FieldsConfig, *, tabs: bool
+) -> tuple[list[TextRow], TextFields]:
+    """Reads the rows of a CSV or TSV file with texts, and settles which column is what.
+
+    Raises:
+      DataError: There is no such file, it is empty, has no rows, lacks a column (the columns that
+        it has are named), or cannot be parsed.
+    """
+    fields = dataclasses.replace(fields, undecodable=config.undecodable)
+    found: list[TextFields] = []
+
+    def rows(reader: Iterator[list[str]]) -> Iterator[TextRow]:
+        for header, line, cells, fault in _cells(path, reader):
+            if not found:
+                found.append(TextFields(fields, header, str(path)))
+            named = _named(header, cells)
+            split = named.get(config.split)
+            yield TextRow(line, named, None if split is None else split.strip(), fault)
+
+    return _parse(path, config, tabs, rows), found[0]
+
+
+_AnyRow = TypeVar("_AnyRow", Row, TextRow)
+
+
+def _parse(
+    path: pathlib.Path,
+    config: CsvConfig,
+    tabs: bool,
+    rows: Callable[[Iterator[list[str]]], Iterator[_AnyRow]],
+) -> list[_AnyRow]:
     text = _read_text(path, config)
     delimiter = config.delimiter or ("\t" if tabs else ",")
     old_limit = csv.field_size_limit(_FIELD_LIMIT)
@@ -99,7 +180,7 @@ def read_csv(path: pathlib.Path, config: CsvConfig, *, tabs: bool) -> list[Row]:
             strict=True,
             quoting=csv.QUOTE_MINIMAL if config.quoted else csv.QUOTE_NONE,
         )
-        return list(_rows(path, reader, config))
+        return list(rows(reader))
     except _BadRow as error:
         hint = " If quotes are plain characters in it, set config.data.csv.quoted=False."
         raise DataError(
@@ -133,13 +214,42 @@ def _read_text(path: pathlib.Path, config: CsvConfig) -> str:
         raise DataError(f"{path} is not a text in {config.encoding}: {error.reason}.") from error
 
 
-def _rows(path: pathlib.Path, reader: Iterator[list[str]], config: CsvConfig) -> Iterator[Row]:
+def _rows(
+    path: pathlib.Path, reader: Iterator[list[str]], config: CsvConfig, captions: bool
+) -> Iterator[Row]:
+    needed = (config.image, config.caption) if captions else (config.image,)
+    for header, line, cells, fault in _cells(path, reader, needed, config):
+        named = _named(header, cells)
+        keywords, split = (named.get(name) for name in (config.keywords, config.split))
+        yield Row(
+            line=line,
+            image=named[config.image].strip(),
+            caption=named[config.caption] if captions else "",
+            keywords=tuple(keywords.split(config.keywords_separator))
+            if keywords and captions
+            else (),
+            split=None if split is None else split.strip(),
+            fault=fault,
+        )
+
+
+def _named(header: Sequence[str], cells: Sequence[str]) -> dict[str, str]:
+    """Cells by column; of columns with one name the first counts."""
+    return dict(reversed(list(zip(header, cells, strict=False))))
+
+
+def _cells(
+    path: pathlib.Path,
+    reader: Iterator[list[str]],
+    needed: Sequence[str] = (),
+    config: CsvConfig | None = None,
+) -> Iterator[tuple[list[str], int, list[str], str | None]]:
+    """Header, line, cells and fault of each row that is not blank."""
     header = [name.strip() for name in _next_row(reader) or []]
-    for column in (config.image, config.caption):
+    for column in needed:
         if column not in header:
+            assert config is not None
             raise DataError(_missing_column(path, column, header, config))
-    position = {name: header.index(name) for name in header}
-    optional = {name: position.get(name) for name in (config.keywords, config.split)}
     count = 0
     while (cells := _next_row(reader)) is not None:
         if not any(cell.strip() for cell in cells):
@@ -147,15 +257,7 @@ def _rows(path: pathlib.Path, reader: Iterator[list[str]], config: CsvConfig) ->
         count += 1
         fault = "more cells than columns" if len(cells) > len(header) else None
         cells = cells + [""] * (len(header) - len(cells))
-        keywords, split = (None if i is None else cells[i] for i in optional.values())
-        yield Row(
-            line=reader.line_num,  # pyright: ignore[reportAttributeAccessIssue]
-            image=cells[position[config.image]].strip(),
-            caption=cells[position[config.caption]],
-            keywords=tuple(keywords.split(config.keywords_separator)) if keywords else (),
-            split=None if split is None else split.strip(),
-            fault=fault,
-        )
+        yield header, reader.line_num, cells, fault  # pyright: ignore[reportAttributeAccessIssue]
     if not count:
         raise DataError(f"{path} has a header line but no rows.")
 

@@ -38,6 +38,12 @@ def uniform(
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
+def derived(keys: UInt64[np.ndarray, " batch"], name: str) -> UInt64[np.ndarray, " batch"]:
+    """Another key for each key: of the second view of an example, for example."""
+    start = np.array([zlib.crc32(name.encode())], np.uint64)
+    return _mix(_mix(keys ^ (_mix(start) + _GOLDEN)) + _GOLDEN)
+
+
 def shuffle_seed(seed: int) -> int:
     """A 32-bit seed for the order of the examples.
 

@@ -18,8 +18,9 @@ from tensorflow_datasets.proto import tf_example_pb2
 from contrastive.data import files
 from contrastive.data.config import FieldsConfig
 from contrastive.data.fields import Fields
-from contrastive.data.records import DataErrors, Record, SampleError
+from contrastive.data.records import DataErrors, Pairs, Record, SampleError
 from contrastive.data.splits import HELD_OUT, check_split, fraction, nonempty
+from contrastive.data.text_fields import TextFields, settle
 from contrastive.errors import DataError, NoSuchSplit
 
 _SUFFIXES = (".array_record", ".arrayrecord")
@@ -48,7 +49,7 @@ class ExampleSource:
     def __init__(
         self,
         payloads: Payloads,
-        fields: Fields,
+        fields: Fields | TextFields,
         rows: Int64[np.ndarray, " n"],
         name: str,
         fingerprint: str,
@@ -56,7 +57,7 @@ class ExampleSource:
         self._payloads, self.fields, self._rows, self._name = payloads, fields, rows, name
         self.errors = DataErrors()
         part = hashlib.blake2b(rows.tobytes(), digest_size=8).hexdigest()
-        self.fingerprint = fingerprint + part
+        self.fingerprint = fingerprint + part + fields.fingerprint
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -103,8 +104,10 @@ def make_example(features: dict[str, bytes | list[bytes] | int]) -> bytes:
     return example.SerializeToString(deterministic=True)
 
 
-def open_array_record(pattern: str, split: str, config: FieldsConfig) -> ExampleSource:
-    """Opens the records of a split of ArrayRecord files.
+def open_array_record(
+    pattern: str, split: str, config: FieldsConfig, pairs: Pairs
+) -> ExampleSource:
+    """Opens the records of a split of ArrayRecord files as a kind of pairs.
 
     Raises:
       DataError: Files, features or the split are missing, or there is no record.
@@ -121,13 +124,13 @@ def open_array_record(pattern: str, split: str, config: FieldsConfig) -> Example
     digest = hashlib.blake2b(digest_size=8)
     for path in paths:
         digest.update(f"{os.path.basename(path)} {files.stamp(path)[0]}".encode())
-    fields = Fields(config, _features(payloads, count, where), where)
+    fields = settle(pairs, config, _features(payloads, count, where), where)
     rows = _rows(where, split, count, config, named)
     return ExampleSource(payloads, fields, rows, os.path.basename(paths[0]), digest.hexdigest())
 
 
 def open_tfds(
-    source: str, split: str, config: FieldsConfig, notify: Callable[[str], None]
+    source: str, split: str, config: FieldsConfig, pairs: Pairs, notify: Callable[[str], None]
 ) -> ExampleSource:
     """Opens a split of a tensorflow-datasets builder: ``tfds:NAME[/CONFIG][:VERSION][:SPLIT]``, or
     ``tfds:FOLDER[:SPLIT]`` of a prepared data set. ``SPLIT`` is what is trained on.
@@ -155,7 +158,7 @@ def open_tfds(
         features[caption].names if caption in features and _is_class(features[caption]) else None
     )
     found = _features(payloads, len(payloads), source)
-    fields = Fields(config, found, source, names)
+    fields = settle(pairs, config, found, source, names)
     rows = np.arange(len(payloads), dtype=np.int64)
     about = f"{builder.info.full_name} {wanted} {len(payloads)} {builder.info.dataset_size}"
     return ExampleSource(payloads, fields, rows, f"{builder.name} {wanted}", about)

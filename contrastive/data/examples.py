@@ -7,6 +7,7 @@ and left out; above a set share of such samples nothing starts.
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import logging
 import pathlib
@@ -19,11 +20,18 @@ import numpy as np
 from jaxtyping import Int32, Int64, UInt8, UInt64
 from PIL import Image
 
-from contrastive.data import fast
+from contrastive.data import fast, pairs
 from contrastive.data.augment import random_part
 from contrastive.data.captions import canonical
 from contrastive.data.config import DataConfig
-from contrastive.data.records import DataErrors, IndexedSource, Record, SampleError, Source
+from contrastive.data.records import (
+    DataErrors,
+    IndexedSource,
+    Record,
+    SampleError,
+    Source,
+    check_words,
+)
 from contrastive.data.splits import content_ids
 from contrastive.data.transforms import decode_image, evaluation_image, resize, shaped
 from contrastive.data.unchecked import Fetched
@@ -40,11 +48,14 @@ class Examples:
 
     Attributes:
       index: Their indices in the source.
-      captions, keywords: Their texts.
-      ids: Content ids; examples with the same caption or the same picture have the same.
+      captions, keywords: Their texts (of pairs of texts: the positives, nothing).
+      ids: Content ids; examples with the same caption or the same picture have the same, as far as
+        ``config.content`` says so.
       images: Their pictures, square and small, if they fit in memory.
       fingerprint: A digest of all this and of the encoded pictures: equal data, equal fingerprint.
       errors: The samples that are left out.
+      queries, negatives, negative_ids: Of pairs of texts. A negative that is the positive of some
+        pair has its content id.
     """
 
     index: Int64[np.ndarray, " n"]
@@ -54,46 +65,64 @@ class Examples:
     images: Sequence[Image.Image] | None
     fingerprint: str
     errors: DataErrors
+    queries: Sequence[str] = ()
+    negatives: Sequence[Sequence[str]] = ()
+    negative_ids: Sequence[Sequence[int]] = ()
 
     def __len__(self) -> int:
         return len(self.captions)
 
-    def fetch(self, rows: Sequence[int], read: Callable[[int, int], Image.Image]) -> Fetched:
-        """Some examples; ``read`` gives the picture of an index, for the i-th of the rows, where
+    def fetch(
+        self, rows: Sequence[int], read: Callable[[int, int], Sequence[Image.Image]]
+    ) -> Fetched:
+        """Some examples; ``read`` gives the pictures of an index, for the i-th of the rows, where
         none are in memory."""
         images = self.images
         return Fetched(
             [self.captions[i] for i in rows],
             [self.keywords[i] for i in rows],
             [
-                read(int(self.index[row]), i) if images is None else images[row]
+                read(int(self.index[row]), i) if images is None else [images[row]]
                 for i, row in enumerate(rows)
             ],
             self.ids[rows],
             self.index[rows],
+            queries=[self.queries[i] for i in rows],
+            negatives=[self.negatives[i] for i in rows],
+            negative_ids=[self.negative_ids[i] for i in rows],
         )
 
 
-def read_picture(
+def read_pictures(
     record: Record, config: DataConfig, key: UInt64[np.ndarray, " 1"] | None = None
-) -> Image.Image:
-    """The picture of a record, square, no larger than augmentation needs it.
+) -> list[Image.Image]:
+    """The pictures that are made of a record's (:func:`contrastive.data.pairs.parts`), square, no
+    larger than augmentation needs them.
 
     Args:
       record: The record.
       config: Sizes, the rule, how to decode.
-      key: Of the example, where a random part is taken; None: a random part is not taken yet.
+      key: Of the example, where random parts are taken; None: they are not taken yet.
 
     Raises:
       SampleError: The picture cannot be decoded.
     """
-    cut = functools.partial(_cut, config=config, key=key)
+    wanted = pairs.parts(config, key)
+    if not wanted:
+        return []
+    cuts = [functools.partial(_cut, config=config, part=part) for part in wanted]
     if config.decoding != "evaluation" and config.preprocessing != "clip":
-        picture = fast.read(record["image"], cut, scaled=config.decoding == "train_fast")
-        if picture is not None:
-            return picture
+        pictures = fast.read(record["image"], cuts, scaled=config.decoding == "train_fast")
+        if pictures is not None:
+            return pictures
     image = decode_image(record["image"])
-    if config.preprocessing == "clip" and config.crop.area is None:
+    return [_take(image, cut, part, config) for cut, part in zip(cuts, wanted, strict=True)]
+
+
+def _take(
+    image: Image.Image, cut: fast.Cut, part: pairs.Part | None, config: DataConfig
+) -> Image.Image:
+    if config.preprocessing == "clip" and part is None:
         return shaped(image, config.room, "clip")
     box, size = cut(*image.size)
     if box != (0, 0, *image.size):
@@ -102,18 +131,27 @@ def read_picture(
 
 
 def _cut(
-    width: int, height: int, config: DataConfig, key: UInt64[np.ndarray, " 1"] | None
+    width: int, height: int, config: DataConfig, part: pairs.Part | None
 ) -> tuple[tuple[int, int, int, int], int | None]:
     """Which part of a picture is taken, and the side to which it is resized (None = it is not)."""
-    if config.crop.area is not None and key is not None:
-        return random_part(width, height, key, config.crop), config.image_size
+    if part is not None:
+        return random_part(width, height, part.key, part.crop), part.size
     if config.preprocessing == "siglip":
         return (0, 0, width, height), config.room
     side = min(width, height)
     left, top = (width - side) // 2, (height - side) // 2
     room = config.room
-    small = config.augment.geometric and config.crop.area is None and side <= room
+    small = config.augment.geometric and config.random_part.area is None and side <= room
     return (left, top, left + side, top + side), None if small else room
+
+
+def blank_pictures(config: DataConfig) -> list[Image.Image]:
+    """What stands for the pictures of a sample that cannot be read."""
+    sides = [
+        config.room if part is None else part.size
+        for part in pairs.parts(config, np.zeros(1, np.uint64))
+    ]
+    return [Image.new("RGB", (side, side)) for side in sides]
 
 
 def read_examples(
@@ -136,12 +174,13 @@ def read_examples(
     """
     room = config.room
     in_memory = len(source) * room * room * 4 <= config.memory_mib << 20
-    in_memory &= config.crop.area is None  # each epoch takes other parts
-    errors, rows = _errors_of_index(source), _Rows()
+    in_memory &= config.random_part.area is None  # each epoch takes other parts
+    in_memory &= not config.views.small
+    errors, rows = _errors_of_index(source), _Rows(config)
     total = len(source) + len(errors)
-    read = functools.partial(read_picture, config=config)
-    for index, record, picture in _usable(source, config, read, errors, progress):
-        rows.add(index, record, picture if in_memory else None)
+    read = functools.partial(read_pictures, config=config)
+    for index, record, pictures in _usable(source, config, read, errors, progress):
+        rows.add(index, record, pictures[0] if in_memory and pictures else None)
     if error_log is not None:
         errors.write(error_log)
     _check_share(total, errors, config, error_log)
@@ -160,17 +199,17 @@ class _Sample(NamedTuple):
     position: int
     key: str
     record: Record | None = None
-    picture: Image.Image | None = None
+    pictures: Sequence[Image.Image] = ()
     error: SampleError | None = None
 
 
 def _usable(
     source: Source,
     config: DataConfig,
-    read: Callable[[Record], Image.Image],
+    read: Callable[[Record], Sequence[Image.Image]],
     errors: DataErrors,
     progress: Progress | None = None,
-) -> Iterator[tuple[int, Record, Image.Image]]:
+) -> Iterator[tuple[int, Record, Sequence[Image.Image]]]:
     """The samples that can be used, with their pictures; the others go to ``errors``."""
 
     def attempt(index: int) -> _Sample:
@@ -178,8 +217,7 @@ def _usable(
         try:
             record = source[index]
             key = record["key"]
-            if not (record["caption"] or "").strip():
-                raise SampleError("empty caption")
+            check_words(record, config.pairs)
             return _Sample(index, key, record, read(record))
         except SampleError as error:
             return _Sample(index, error.key or key, error=error)
@@ -192,8 +230,8 @@ def _usable(
             if progress is not None and _now() - told > 1.0:
                 progress(sample.position, len(source))
                 told = _now()
-            if sample.record is not None and sample.picture is not None:
-                yield sample.position, sample.record, sample.picture
+            if sample.record is not None:
+                yield sample.position, sample.record, sample.pictures
             elif sample.error is not None:
                 errors.add(sample.position, sample.key, sample.error)
     finally:
@@ -222,12 +260,12 @@ def read_evaluation_pairs(source: Source, config: DataConfig) -> EvaluationPairs
     Raises:
       DataError: There is no usable sample, or too many are not.
     """
-    errors, rows = _errors_of_index(source), _Rows()
+    errors, rows = _errors_of_index(source), _Rows(config)
     total = len(source) + len(errors)
     images: list[np.ndarray] = []
     records: list[Record] = []
-    for index, record, picture in _usable(
-        source, config, lambda record: decode_image(record["image"]), errors
+    for index, record, (picture,) in _usable(
+        source, config, lambda record: [decode_image(record["image"])], errors
     ):
         rows.add(index, record, None)
         records.append(record)
@@ -239,31 +277,40 @@ def read_evaluation_pairs(source: Source, config: DataConfig) -> EvaluationPairs
 class _Rows:
     """Collects the columns of :class:`Examples`."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: DataConfig) -> None:
+        self._config = config
         self.index: list[int] = []
         self.captions: list[str] = []
         self.keywords: list[tuple[str, ...]] = []
+        self.queries: list[str] = []
+        self.negatives: list[list[str]] = []
         self.ids: list[int] = []
         self.digests: list[bytes] = []
         self.images: list[Image.Image | None] = []
 
     def add(self, index: int, record: Record, picture: Image.Image | None) -> None:
         self.index.append(index)
-        self.captions.append(record["caption"].strip())
+        self.captions.append((record["caption"] or "").strip())
         self.keywords.append(tuple(record["keywords"]))
         self.ids.append(record["id"])
-        self.digests.append(hashlib.blake2b(record["image"], digest_size=16).digest())
+        first, query = record["image"], record.get("query", "").strip()
+        if self._config.pairs == "texts":
+            first = canonical(query).encode("utf-8", "surrogatepass")
+        self.queries.append(query)
+        self.negatives.append(record.get("negatives", []))
+        self.digests.append(hashlib.blake2b(first, digest_size=16).digest())
         self.images.append(picture)
 
     def examples(self, errors: DataErrors) -> Examples:
         ids = np.array(self.ids, np.int32)
         unknown = np.flatnonzero(ids < 0)
-        numbers = content_ids([(canonical(self.captions[i]), self.digests[i]) for i in unknown])
+        numbers = content_ids([self._features(i) for i in unknown.tolist()])
         ids[unknown] = np.array(numbers, np.int32) + max(ids.max(), -1) + 1
         content = hashlib.blake2b(digest_size=8)
         for row in zip(self.index, self.captions, self.keywords, ids.tolist(), strict=True):
             content.update(json.dumps(row).encode())
         content.update(b"".join(self.digests))
+        content.update(json.dumps(self.negatives).encode() if any(self.negatives) else b"")
         images = [image for image in self.images if image is not None]
         return Examples(
             index=np.array(self.index, np.int64),
@@ -273,7 +320,32 @@ class _Rows:
             images=images or None,
             fingerprint=content.hexdigest(),
             errors=errors,
+            queries=self.queries,
+            negatives=self.negatives,
+            negative_ids=self._negative_ids(ids),
         )
+
+    def _features(self, row: int) -> tuple[object, ...]:
+        """What makes examples equal in content."""
+        first, second = self.digests[row], canonical(self.captions[row])
+        if self._config.pairs == "views" or self._config.content == "first":
+            return (first,)
+        return (second,) if self._config.content == "second" else (second, first)
+
+    def _negative_ids(self, ids: Int32[np.ndarray, " n"]) -> list[list[int]]:
+        if not any(self.negatives):
+            return [[] for _ in self.negatives]
+        known: dict[str, int] = {}
+        for caption, identity in zip(self.captions, ids.tolist(), strict=True):
+            known.setdefault(canonical(caption), identity)
+        free = itertools.count(int(ids.max(initial=-1)) + 1)
+        return [
+            [
+                known[text] if text in known else known.setdefault(text, next(free))
+                for text in map(canonical, negatives)
+            ]
+            for negatives in self.negatives
+        ]
 
 
 def _check_share(

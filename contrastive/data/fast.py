@@ -14,7 +14,7 @@ import io
 import math
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,12 +52,13 @@ def available() -> bool:
     return _tools() is not None
 
 
-def read(data: bytes, cut: Cut, *, scaled: bool = False) -> Image.Image | None:
-    """Part of a JPEG, resized to a square; None where Pillow has to do it.
+def read(data: bytes, cuts: Sequence[Cut], *, scaled: bool = False) -> list[Image.Image] | None:
+    """Parts of a JPEG, each resized to a square; None where Pillow has to do it.
 
     Args:
       data: An encoded picture.
-      cut: Gives for width and height the part that is wanted, and its new side (None = as it is).
+      cuts: Each gives for width and height a part that is wanted, and its new side (None = as it
+        is).
       scaled: Whether the picture may be decoded at a smaller scale.
 
     Raises:
@@ -74,10 +75,14 @@ def read(data: bytes, cut: Cut, *, scaled: bool = False) -> Image.Image | None:
         raise SampleError("image too large", f"{width} x {height} pixels")
     if colours not in ("YCbCr", "RGB", "Gray"):
         return None
-    box, side = cut(width, height)
+    wanted = [cut(width, height) for cut in cuts]
     least = {}
-    if scaled and side is not None:
-        shrink = min(box[2] - box[0], box[3] - box[1]) / side
+    sides = [side for _, side in wanted if side is not None]
+    if scaled and len(sides) == len(wanted):
+        shrink = min(
+            min(box[2] - box[0], box[3] - box[1]) / side
+            for (box, _), side in zip(wanted, sides, strict=True)
+        )
         least = {"min_width": int(width / shrink), "min_height": int(height / shrink)}
     try:
         pixels = tools.jpeg.decode_jpeg(
@@ -85,11 +90,22 @@ def read(data: bytes, cut: Cut, *, scaled: bool = False) -> Image.Image | None:
         )
     except ValueError as error:
         raise SampleError("decode error", str(error)) from error
+    return [_part(tools, pixels, (height, width), box, side) for box, side in wanted]
+
+
+def _part(
+    tools: _Tools,
+    pixels: np.ndarray,
+    full: tuple[int, int],
+    box: tuple[int, int, int, int],
+    side: int | None,
+) -> Image.Image:
+    """The part ``box`` of a picture of height and width ``full``, from its decoded pixels."""
     if side is None:
         left, top, right, bottom = box
         return Image.fromarray(np.ascontiguousarray(pixels[top:bottom, left:right, :3]))
-    if pixels.shape[:2] != (height, width):
-        scale = _scale((height, width), pixels.shape[:2])
+    if pixels.shape[:2] != full:
+        scale = _scale(full, pixels.shape[:2])
         left, top, right, bottom = (edge * scale for edge in box)
         return _resize(tools, pixels, (left, top, right, bottom), side)
     left, top, right, bottom = box

@@ -46,10 +46,18 @@ class Fields:
       found: The fields that the source has, for names that are not set and for messages.
       where: How messages call the source.
       classes: Names of class numbers, where the format itself knows them.
+      captions: Whether samples need captions; else only pictures and keys are read.
+
+    Attributes:
+      columns: The fields of a record, without the image.
+      words: Those that :meth:`text` reads.
+      fingerprint: Of what is read beside the source: nothing.
 
     Raises:
       DataError: There is no field for the image or the caption; the fields that exist are named.
     """
+
+    fingerprint = ""
 
     def __init__(
         self,
@@ -57,13 +65,19 @@ class Fields:
         found: Iterable[str],
         where: str,
         classes: Sequence[str] | None = None,
+        *,
+        captions: bool = True,
     ) -> None:
         self.config, self.where, self.found = config, where, list(found)
         self.image = self._name("image", config.image, IMAGE_NAMES)
-        self.caption = self._name("caption", config.caption, CAPTION_NAMES)
-        self.keywords = self._optional("keywords", config.keywords, KEYWORD_NAMES)
+        self.caption = self.keywords = None
+        if captions:
+            self.caption = self._name("caption", config.caption, CAPTION_NAMES)
+            self.keywords = self._optional("keywords", config.keywords, KEYWORD_NAMES)
         self.id = self._optional("id", config.id, ID_NAMES)
         self.key = self._optional("key", config.key, KEY_NAMES)
+        self.words = {name for name in (self.caption, self.keywords) if name is not None}
+        self.columns = self.words | {name for name in (self.id, self.key) if name is not None}
         self.classes = classes if config.class_names is None else _read_classes(config.class_names)
 
     def _name(self, field: str, name: str | None, usual: Sequence[str]) -> str:
@@ -105,10 +119,15 @@ class Fields:
         except SampleError as error:
             raise SampleError(error.reason, error.detail, key=key) from error
 
+    def first(self, row: Mapping[str, Any], base: str) -> object:
+        """What tells the picture of a sample from others without reading it: its path, or None."""
+        picture = row.get(self.image)
+        return files.beside(base, picture) if isinstance(picture, str) else None
+
     def name(self, row: Mapping[str, Any], key: str) -> str:
         """What the sample is called: its key field, else ``key``."""
         given = None if self.key is None else row.get(self.key)
-        return key if given is None else _plain(given)
+        return key if given is None else plain(given)
 
     def text(self, row: Mapping[str, Any]) -> tuple[str, list[str]]:
         """Caption and keywords of a sample.
@@ -116,7 +135,7 @@ class Fields:
         Raises:
           SampleError: The text is not UTF-8, or a class number has no name.
         """
-        captions = self._texts(row.get(self.caption))
+        captions = [] if self.caption is None else self._texts(row.get(self.caption))
         words = None if self.keywords is None else row.get(self.keywords)
         if isinstance(words, str | bytes):
             words = self._clean(words).split(self.config.keywords_separator)
@@ -216,7 +235,8 @@ def encoded(value: Any, base: str) -> bytes:
         raise SampleError("unreadable image file", str(error)) from error
 
 
-def _plain(value: Any) -> str:
+def plain(value: Any) -> str:
+    """A value as a text for messages."""
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
 
 

@@ -24,12 +24,13 @@ class FolderSource:
     Args:
       folder: What the names are relative to.
       names: The pictures.
-      texts: Whether captions are in text files beside them; else the innermost folder's name is.
+      texts: Whether captions are in text files beside them; else the innermost folder's name is;
+        None: there are no captions.
       undecodable: What becomes of a text that is not UTF-8.
     """
 
     def __init__(
-        self, folder: pathlib.Path, names: Sequence[str], texts: bool, undecodable: str
+        self, folder: pathlib.Path, names: Sequence[str], texts: bool | None, undecodable: str
     ) -> None:
         self._folder, self._names, self._texts = folder, names, texts
         self._undecodable = undecodable
@@ -52,6 +53,8 @@ class FolderSource:
     def text(self, index: int, /) -> tuple[str, list[str]]:
         """Caption of a picture; there are no keywords."""
         name = self._names[index]
+        if self._texts is None:
+            return "", []
         if not self._texts:
             inner = os.path.basename(os.path.dirname(name))
             return decode_text(_bytes(inner), self._undecodable).replace("_", " ").strip(), []
@@ -68,9 +71,12 @@ def _bytes(name: str) -> bytes:
     return name.encode("utf-8", "surrogateescape")
 
 
-def open_folder(source: str, split: str, config: FieldsConfig) -> FolderSource:
+def open_folder(
+    source: str, split: str, config: FieldsConfig, *, captions: bool = True
+) -> FolderSource:
     """Opens the pictures of a split: of the folder ``train``, ``validation`` or ``test`` in it
-    where there are such, else a share of all by the hash of their names.
+    where there are such, else a share of all by the hash of their names. Without ``captions``
+    pictures alone will do.
 
     Raises:
       DataError: There is no such folder or split, no picture in it, or neither text files nor
@@ -89,7 +95,7 @@ def open_folder(source: str, split: str, config: FieldsConfig) -> FolderSource:
     names, texts = _scan(path)
     if not names:
         raise DataError(f"{path} holds no picture ({', '.join(SUFFIXES)}).")
-    if not texts and any(os.sep not in name for name in names):
+    if captions and not texts and any(os.sep not in name for name in names):
         raise DataError(
             f"{path} holds pictures without captions: put a text file beside each (cat.jpg, "
             "cat.txt), or the pictures into folders that are named like what they show."
@@ -101,7 +107,7 @@ def open_folder(source: str, split: str, config: FieldsConfig) -> FolderSource:
         setting = f"config.data.fields.held_out_share = {share}"
         chosen = nonempty(source, split, np.flatnonzero(rows).astype(np.int64), setting)
         names = [names[i] for i in chosen]
-    return FolderSource(path, names, texts, config.undecodable)
+    return FolderSource(path, names, texts if captions else None, config.undecodable)
 
 
 def _scan(folder: pathlib.Path) -> tuple[list[str], bool]:

@@ -13,8 +13,9 @@ from jaxtyping import Int64
 from contrastive.data import files
 from contrastive.data.config import FieldsConfig
 from contrastive.data.fields import Fields
-from contrastive.data.records import DataErrors, Record, SampleError
+from contrastive.data.records import DataErrors, Pairs, Record, SampleError
 from contrastive.data.splits import rows_of_split
+from contrastive.data.text_fields import TextFields, settle
 from contrastive.errors import DataError
 
 _LOOKED_AT = 1000  # lines that are looked at to see which fields there are
@@ -35,11 +36,12 @@ class JsonlSource:
         paths: list[str],
         places: Int64[np.ndarray, "n 3"],
         numbers: Int64[np.ndarray, " n"],
-        fields: Fields,
+        fields: Fields | TextFields,
     ) -> None:
         self._paths, self._places, self._numbers, self.fields = paths, places, numbers, fields
         self.errors = DataErrors()
-        self.fingerprint = hashlib.blake2b(places.tobytes(), digest_size=8).hexdigest()
+        lines = hashlib.blake2b(places.tobytes(), digest_size=8).hexdigest()
+        self.fingerprint = lines + fields.fingerprint
 
     def __len__(self) -> int:
         return len(self._places)
@@ -76,8 +78,8 @@ def parse_line(data: bytes) -> dict[str, Any]:
     return value
 
 
-def open_jsonl(pattern: str, split: str, config: FieldsConfig) -> JsonlSource:
-    """Opens the lines of a split.
+def open_jsonl(pattern: str, split: str, config: FieldsConfig, pairs: Pairs) -> JsonlSource:
+    """Opens the lines of a split as a kind of pairs.
 
     Raises:
       DataError: Files, fields or the split are missing, or there is no line.
@@ -87,7 +89,7 @@ def open_jsonl(pattern: str, split: str, config: FieldsConfig) -> JsonlSource:
     places: list[tuple[int, int, int]] = []
     numbers: list[int] = []
     rows: list[tuple[str | None, object, str]] = []
-    fields = _settle(pattern, paths, config)
+    fields = _settle(pattern, paths, config, pairs)
     for file, path in enumerate(paths):
         for number, offset, line in _lines(path):
             places.append((file, offset, len(line)))
@@ -114,7 +116,9 @@ def open_jsonl(pattern: str, split: str, config: FieldsConfig) -> JsonlSource:
     return JsonlSource(paths, table[chosen], np.array(numbers, np.int64)[chosen], fields)
 
 
-def _settle(pattern: str, paths: list[str], config: FieldsConfig) -> Fields:
+def _settle(
+    pattern: str, paths: list[str], config: FieldsConfig, pairs: Pairs
+) -> Fields | TextFields:
     """Which field is which, by what the first lines have."""
     lines = (line for path in paths for _, _, line in _lines(path))
     looked_at, found = 0, dict[str, None]()
@@ -126,7 +130,7 @@ def _settle(pattern: str, paths: list[str], config: FieldsConfig) -> Fields:
         raise DataError(f"{pattern} holds no lines.")
     if not found:
         raise DataError(f"{pattern} is not JSON Lines: no line is an object in braces.")
-    return Fields(config, found, pattern)
+    return settle(pairs, config, found, pattern)
 
 
 def _lines(path: str) -> Iterator[tuple[int, int, bytes]]:
@@ -141,13 +145,13 @@ def _lines(path: str) -> Iterator[tuple[int, int, bytes]]:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
-def _about(row: dict[str, Any], path: str, fields: Fields) -> tuple[str | None, object, str]:
-    """Split, picture and caption of a line."""
+def _about(
+    row: dict[str, Any], path: str, fields: Fields | TextFields
+) -> tuple[str | None, object, str]:
+    """Split, picture (query) and caption (positive) of a line."""
     try:
         caption = fields.text(row)[0]
     except SampleError:
         caption = ""
-    picture = row.get(fields.image)
     split = row.get(fields.config.split)
-    known = files.beside(path, picture) if isinstance(picture, str) else None
-    return None if split is None else str(split), known, caption
+    return None if split is None else str(split), fields.first(row, path), caption

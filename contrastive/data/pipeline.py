@@ -18,20 +18,20 @@ import numpy as np
 from jaxtyping import UInt64
 from PIL import Image
 
-from contrastive.data.augment import augment
 from contrastive.data.batches import Batch, Batches
-from contrastive.data.captions import choose_captions
 from contrastive.data.config import DataConfig
-from contrastive.data.draws import example_keys, shuffle_seed, uniform
+from contrastive.data.draws import example_keys, shuffle_seed
 from contrastive.data.examples import (
     EvaluationPairs,
     Examples,
     Progress,
+    blank_pictures,
     read_evaluation_pairs,
     read_examples,
-    read_picture,
+    read_pictures,
 )
 from contrastive.data.mixture import Mixture
+from contrastive.data.pairs import make_batch
 from contrastive.data.records import IndexedSource, SampleError, Source
 from contrastive.data.sources import open_source
 from contrastive.data.synthetic import SyntheticLoader
@@ -74,11 +74,13 @@ class _Loaded(NamedTuple):
 class BatchLoader(Batches):
     """Training batches without end, in an order that is a function of the seed.
 
-    A batch is a dict of NumPy arrays with this process's rows: ``image`` uint8 ``[b, s, s, 3]``,
-    ``text`` int32 ``[b, length]``, ``id`` int32 ``[b]`` (of the content), ``example`` int64 ``[b]``
-    (index in the source). Where samples are checked as they are read, ``id`` is uint32 ``[b, 2]``,
-    and ``weight`` float32 ``[b]`` is 0 in the rows of bad ones. Of each epoch the last
-    ``dropped_per_epoch`` examples, which fill no batch, are left out; others in each epoch.
+    A batch is a dict of NumPy arrays with this process's rows: the two halves of the pairs (of
+    pictures with captions ``image`` uint8 ``[b, s, s, 3]`` and ``text`` int32 ``[b, length]``; the
+    other kinds: :mod:`contrastive.data.pairs`), ``id`` int32 ``[b]`` (of the content), ``example``
+    int64 ``[b]`` (index in the source). Where samples are checked as they are read, ``id`` is
+    uint32 ``[b, 2]``, and ``weight`` float32 ``[b]`` is 0 in the rows of bad ones. Of each epoch
+    the last ``dropped_per_epoch`` examples, which fill no batch, are left out; others in each
+    epoch.
 
     Attributes:
       errors: The samples that were skipped, as far as this process knows.
@@ -134,7 +136,10 @@ class BatchLoader(Batches):
             self.errors = self.examples.errors
         else:
             self.examples = UncheckedExamples(
-                source, config, lambda record, key: read_picture(record, config, key)
+                source,
+                config,
+                lambda record, key: read_pictures(record, config, key),
+                blank_pictures(config),
             )
             if error_log is not None and process_index:
                 error_log = error_log.with_suffix(f".{process_index}{error_log.suffix}")
@@ -171,18 +176,8 @@ class BatchLoader(Batches):
         begin = step * self._batch_size + self._part[0] * self._rows
         keys = example_keys(self._seed, np.arange(begin, begin + len(rows), dtype=np.int64))
         found = self._fetch(rows, keys)
-        config = self._config
-        captions = choose_captions(found.captions, found.keywords, keys, config.captions)
-        ids, truncated = self._tokenizer.encode_counted(captions)
-        hidden = self._config.tokenizer.hidden
-        if hidden:
-            ids = self._tokenizer.hide(ids, uniform(keys, "hidden", ids.shape[1]), hidden)
-        batch = {
-            "image": augment(found.images, keys, config.augment, config.image_size),
-            "text": ids,
-            "id": found.ids,
-            "example": found.index,
-        }
+        batch, truncated = make_batch(found, keys, self._config, self._tokenizer)
+        batch |= {"id": found.ids, "example": found.index}
         if found.weight is not None:
             batch["weight"] = found.weight
         return _Loaded(batch, truncated, found.bad)
@@ -190,11 +185,11 @@ class BatchLoader(Batches):
     def _fetch(self, rows: list[int], keys: UInt64[np.ndarray, " batch"]) -> Fetched:
         if isinstance(self.examples, UncheckedExamples):
             return self.examples.fetch(rows, keys)
-        return self.examples.fetch(rows, lambda index, i: self._picture(index, keys[i : i + 1]))
+        return self.examples.fetch(rows, lambda index, i: self._pictures(index, keys[i : i + 1]))
 
-    def _picture(self, index: int, key: UInt64[np.ndarray, " 1"]) -> Image.Image:
+    def _pictures(self, index: int, key: UInt64[np.ndarray, " 1"]) -> list[Image.Image]:
         try:
-            return read_picture(self._source[index], self._config, key)
+            return read_pictures(self._source[index], self._config, key)
         except SampleError as error:
             raise DataError(
                 f"Sample {error.key or index} could be read when the run started and no longer "

@@ -17,27 +17,27 @@ def open_reader(config: DataConfig, kind: Format, split: str) -> Source:
     Raises:
       DataError: The data is missing, empty or damaged, or has no such split.
     """
-    source, fields = config.source, config.fields
+    source, fields, pairs = config.source, config.fields, config.pairs
     if kind == "jsonl":
         from contrastive.data.jsonl_source import open_jsonl
 
-        return open_jsonl(source, split, fields)
+        return open_jsonl(source, split, fields, pairs)
     if kind in ("parquet", "arrow"):
         from contrastive.data.arrow_source import open_table
 
-        return open_table(source, kind, split, fields)
+        return open_table(source, kind, split, fields, pairs)
     if kind == "array_record":
         from contrastive.data.example_source import open_array_record
 
-        return open_array_record(source, split, fields)
+        return open_array_record(source, split, fields, pairs)
     if kind == "tfds":
         from contrastive.data.example_source import open_tfds
 
-        return open_tfds(source, split, fields, _log.warning)
+        return open_tfds(source, split, fields, pairs, _log.warning)
     if kind == "image_folder":
         from contrastive.data.folder_source import open_folder
 
-        return open_folder(source, split, fields)
+        return open_folder(source, split, fields, captions=pairs == "captions")
     if kind == "webdataset":
         return _open_webdataset(config, split)
     raise ConfigError(f"config.data.format = {kind!r} has no reader.")
@@ -53,7 +53,10 @@ def _open_webdataset(config: DataConfig, split: str) -> Source:
     if not named:
         check_split(pattern, split, "{split} in config.data.source")
     cache = pathlib.Path(config.cache).expanduser()
-    index, fields = webdataset.tar_index(pattern, config.fields, cache, on_first_use=True)
+    captions = config.pairs == "captions"
+    index, fields = webdataset.tar_index(
+        pattern, config.fields, cache, captions=captions, on_first_use=True
+    )
     share = config.fields.held_out_share
     if named or (not share and split == "train"):
         return webdataset.WebDatasetSource(index, fields)

@@ -9,17 +9,22 @@ import collections
 import json
 import pathlib
 from collections.abc import Sequence
-from typing import Protocol, TypedDict, runtime_checkable
+from typing import Literal, NotRequired, Protocol, TypedDict, runtime_checkable
 
 from contrastive.whole import whole_file
+
+Pairs = Literal["captions", "views", "texts"]
+"""What a pair is: a picture and its caption, two views of a picture, or two texts."""
 
 
 class Record(TypedDict):
     """One pair before decoding. Readers may add keys of their own."""
 
-    image: bytes  # an encoded picture: PNG, JPEG, WebP, GIF, ...
-    caption: str  # the canonical caption, the one that evaluation uses
+    image: bytes  # an encoded picture: PNG, JPEG, WebP, GIF, ...; empty in pairs of texts
+    caption: str  # the canonical caption, the one that evaluation uses; of texts, the positive
     keywords: list[str]  # other words for the same thing; may be empty
+    query: NotRequired[str]  # of pairs of texts, in the picture's place
+    negatives: NotRequired[list[str]]  # of pairs of texts
     id: int  # of the content: equal ids show the same thing; -1 = unknown
     key: str  # names the sample in messages
 
@@ -37,7 +42,9 @@ class Source(Protocol):
 class TextSource(Source, Protocol):
     """A source that can give the words of a record without reading its picture."""
 
-    def text(self, index: int, /) -> tuple[str, list[str]]: ...
+    def text(self, index: int, /) -> tuple[str, list[str]]:
+        """Caption and other words (of pairs of texts: the positive and the other texts)."""
+        ...
 
 
 @runtime_checkable
@@ -65,6 +72,23 @@ class SampleError(Exception):
     def __init__(self, reason: str, detail: str = "", *, key: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason, self.detail, self.key = reason, detail, key
+
+
+def check_words(record: Record, pairs: Pairs) -> None:
+    """Raises :class:`SampleError` where a text that this kind of pair has is missing."""
+    if pairs == "texts" and not record.get("query", "").strip():
+        raise SampleError("empty query")
+    if pairs != "views" and not (record["caption"] or "").strip():
+        raise SampleError("empty positive" if pairs == "texts" else "empty caption")
+
+
+def words(source: Source, index: int) -> tuple[str, list[str]]:
+    """What :meth:`TextSource.text` gives, of any source."""
+    if isinstance(source, TextSource):
+        return source.text(index)
+    record = source[index]
+    query = [record["query"]] if "query" in record else []
+    return record["caption"], [*record["keywords"], *query, *record.get("negatives", [])]
 
 
 class InMemorySource:

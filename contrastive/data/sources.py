@@ -2,13 +2,21 @@
 
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 
 from contrastive.data import files
 from contrastive.data.config import DataConfig
-from contrastive.data.csv_source import CsvSource, read_csv
-from contrastive.data.mixture import Mixture
-from contrastive.data.records import Source, Subset
+from contrastive.data.csv_source import (
+    CsvSource,
+    CsvTextSource,
+    TextRow,
+    read_csv,
+    read_text_csv,
+)
+from contrastive.data.mixture import Mixture, Part
+from contrastive.data.records import SampleError, Source, Subset
 from contrastive.data.splits import content_ids, rows_of_split
+from contrastive.data.text_fields import TextFields
 from contrastive.errors import NoSuchSplit
 
 __all__ = ["content_ids", "open_source"]
@@ -46,7 +54,7 @@ def open_source(config: DataConfig, split: str) -> Source:
 
 def _open_mixture(config: DataConfig, split: str) -> Mixture:
     """All parts in training; for evaluation those that have the split."""
-    parts: list[tuple[str, float, Source]] = []
+    parts: list[Part] = []
     for part in config.mixture:
         own = dataclasses.replace(
             config,
@@ -57,7 +65,7 @@ def _open_mixture(config: DataConfig, split: str) -> Mixture:
             mixture=(),
         )
         try:
-            parts.append((part.name, part.weight, open_source(own, split)))
+            parts.append(Part(part.name, part.weight, open_source(own, split), part.epochs))
         except NoSuchSplit:
             if split == "train":
                 raise
@@ -71,19 +79,45 @@ def _open_csv(config: DataConfig, split: str, kind: str) -> Source:
     path = pathlib.Path(name).expanduser()
     if named and split != "train" and not path.exists():
         raise NoSuchSplit(f"There is no file {path}.")
-    rows = read_csv(path, config.csv, tabs=kind == "tsv")
+    tabs = kind == "tsv"
+    if config.pairs == "texts":
+        texts, fields = read_text_csv(path, config.csv, config.fields, tabs=tabs)
+        if not named:
+            about = [(fields.first(row.cells, ""), _positive(fields, row)) for row in texts]
+            chosen = _csv_split(config, path, split, [row.split for row in texts], about)
+            texts = [texts[i] for i in chosen]
+        return CsvTextSource(path.name, texts, fields)
+    rows = read_csv(path, config.csv, tabs=tabs, captions=config.pairs == "captions")
     if not named:
-        chosen = rows_of_split(
-            str(path),
-            split,
-            named=None if rows[0].split is None else [row.split for row in rows],
-            pairs=[(row.image, row.caption) for row in rows],
-            share=config.csv.held_out_share,
-            field=f"column {config.csv.split!r}",
-            setting="config.data.csv.held_out_share",
-        )
+        about = [(row.image, row.caption) for row in rows]
+        chosen = _csv_split(config, path, split, [row.split for row in rows], about)
         rows = [rows[i] for i in chosen]
     return CsvSource(path.parent, rows, config.csv)
+
+
+def _positive(fields: TextFields, row: TextRow) -> str:
+    try:
+        return fields.text(row.cells)[0]
+    except SampleError:
+        return ""
+
+
+def _csv_split(
+    config: DataConfig,
+    path: pathlib.Path,
+    split: str,
+    splits: Sequence[str | None],
+    about: Sequence[tuple[object, str]],
+) -> Sequence[int]:
+    return rows_of_split(
+        str(path),
+        split,
+        named=None if splits[0] is None else splits,
+        pairs=about,
+        share=config.csv.held_out_share,
+        field=f"column {config.csv.split!r}",
+        setting="config.data.csv.held_out_share",
+    ).tolist()
 
 
 def _open_emoji(config: DataConfig, split: str) -> Source:

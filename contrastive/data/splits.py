@@ -25,8 +25,8 @@ def rows_of_split(
     """The samples of a split: by name where the source names splits, else by content.
 
     Without names, ``share`` of the contents are kept for ``validation``; contents are joined by
-    equal captions and equal pictures, and fall by the hash of their first caption, so that rows
-    added at the end leave the others where they are.
+    equal captions and equal pictures, and fall by the hash of their first caption (or picture, or
+    number, where there is none), so that rows added at the end leave the others where they are.
 
     Args:
       where: How messages call the source.
@@ -50,9 +50,10 @@ def rows_of_split(
     check_split(where, split, field)
     content = content_ids([_features(i, pair) for i, pair in enumerate(pairs)])
     first: dict[int, str] = {}
-    for (_, caption), identity in zip(pairs, content, strict=True):
-        first.setdefault(identity, caption)
-    out = {i: fraction(canonical(caption)) < share for i, caption in first.items()}
+    for row, ((picture, caption), identity) in enumerate(zip(pairs, content, strict=True)):
+        if identity not in first:
+            first[identity] = canonical(caption) or str(row if picture is None else picture)
+    out = {i: fraction(name) < share for i, name in first.items()}
     wanted = split == HELD_OUT
     return nonempty(
         where,
@@ -62,9 +63,10 @@ def rows_of_split(
     )
 
 
-def _features(row: int, pair: tuple[object, str]) -> tuple[object, str]:
+def _features(row: int, pair: tuple[object, str]) -> tuple[object, object]:
     picture, caption = pair
-    return (("row", row) if picture is None else picture, canonical(caption))
+    own = "row", row
+    return (own if picture is None else picture, canonical(caption) or own)
 
 
 def check_split(where: str, split: str, field: str) -> None:

@@ -12,7 +12,14 @@ from PIL import Image
 
 from contrastive.data.captions import canonical
 from contrastive.data.config import DataConfig
-from contrastive.data.records import DataErrors, IndexedSource, SampleError, Source
+from contrastive.data.records import (
+    DataErrors,
+    IndexedSource,
+    Pairs,
+    SampleError,
+    Source,
+    check_words,
+)
 from contrastive.data.tokenizer import Tokenizer
 from contrastive.data.transforms import decode_image, evaluation_image
 from contrastive.errors import DataError
@@ -45,7 +52,7 @@ class Survey:
     Attributes:
       samples: How many the source has.
       rows: Those that could be read.
-      captions, keys: Of those.
+      captions, keys: Of those (of pairs of texts: the positives; the queries count as pictures).
       characters, tokens, widths, heights, sizes: Of those; tokens count begin and end, and no more
         than fit; sizes are of the encoded pictures, in bytes.
       kinds: Formats of the pictures.
@@ -147,6 +154,7 @@ class _Look:
 
     def __init__(self, source: Source, config: DataConfig) -> None:
         self._source = source
+        self._pairs: Pairs = config.pairs
         self._size, self._rule = config.image_size, config.preprocessing
         self.errors = DataErrors()
         if isinstance(source, IndexedSource):
@@ -166,22 +174,27 @@ class _Look:
         try:
             record = self._timed("read", self._source.__getitem__, index)
             key = record["key"]
-            caption = (record["caption"] or "").strip()
-            if not caption:
-                raise SampleError("empty caption")
-            image: Image.Image = self._timed("decode", decode_image, record["image"])
-            self._timed("resize", evaluation_image, image, self._size, self._rule)
+            check_words(record, self._pairs)
+            if self._pairs != "texts":
+                self._picture(record["image"])
         except SampleError as error:
             self.errors.add(index, error.key or key, error)
             return
         self.rows.append(index)
-        self.captions.append(caption)
+        self.captions.append((record["caption"] or "").strip())
         self.keys.append(key)
+        first = record["image"] or canonical(record.get("query", "")).encode(
+            "utf-8", "surrogatepass"
+        )
+        self.digests.append(hashlib.blake2b(first, digest_size=16).digest())
+
+    def _picture(self, data: bytes) -> None:
+        image: Image.Image = self._timed("decode", decode_image, data)
+        self._timed("resize", evaluation_image, image, self._size, self._rule)
         self.widths.append(image.width)
         self.heights.append(image.height)
-        self.sizes.append(len(record["image"]))
-        self.kinds.append(picture_kind(record["image"]))
-        self.digests.append(hashlib.blake2b(record["image"], digest_size=16).digest())
+        self.sizes.append(len(data))
+        self.kinds.append(picture_kind(data))
 
     def _timed(self, stage: str, function: Any, *arguments: Any) -> Any:
         began = time.perf_counter()

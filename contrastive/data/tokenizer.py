@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 import tokenizers
-from jaxtyping import Float64, Int32
+from jaxtyping import Float64, Int32, Int64
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from contrastive.data.config import DataConfig, TokenizerConfig
-from contrastive.data.records import SampleError, Source, TextSource
+from contrastive.data.records import SampleError, Source, words
 from contrastive.data.vocabulary import PRESETS, read_vocabulary
 from contrastive.errors import ConfigError, DataError
 from contrastive.whole import whole_file
@@ -123,9 +123,20 @@ class Tokenizer:
     ) -> Int32[np.ndarray, "n length"]:
         """Tokens of text, not the markers, become the unknown token where ``u < share``."""
         assert self.unknown_id is not None
-        markers = [i for i in (self.pad_id, self.begin_id, self.end_id) if i is not None]
+        markers = [i for i in (self.begin_id, self.end_id) if i is not None]
         hidden = (u < share) & ~np.isin(ids, markers)
+        hidden &= np.arange(ids.shape[1]) < self.lengths(ids)[:, None]
         return np.where(hidden, np.int32(self.unknown_id), ids)
+
+    def lengths(self, ids: Int32[np.ndarray, "n length"]) -> Int64[np.ndarray, " n"]:
+        """How many ids of each row are not padding: those up to the first end token, or without one
+        up to the last that is not padding. (The padding's id may be that of a piece, too.)"""
+        places = np.arange(1, ids.shape[1] + 1)
+        text = np.where(ids != self.pad_id, places, 0).max(axis=1, initial=0)
+        if self.end_id is None:
+            return text
+        ends = ids == self.end_id
+        return np.where(ends.any(axis=1), ends.argmax(axis=1) + 1, text)
 
     def decode(self, ids: Iterable[int | np.integer]) -> str:
         """The text of a row of ids, without markers and padding (for reading by people)."""
@@ -140,12 +151,8 @@ class Tokenizer:
         return self._text(ids, markers=False)
 
     def _text(self, ids: Iterable[int | np.integer], *, markers: bool) -> list[int]:
-        """Up to the end token, since the id of the padding may be that of a piece, too."""
         row = [int(i) for i in ids]
-        if self.end_id in row:
-            row = row[: row.index(self.end_id) + 1]
-        else:
-            row = [i for i in row if i != self.pad_id]
+        row = row[: int(self.lengths(np.array([row], np.int32))[0])] if row else []
         return row if markers else [i for i in row if i not in (self.begin_id, self.end_id)]
 
     def save(self, path: pathlib.Path) -> None:
@@ -210,19 +217,15 @@ def read_tokenizer(path: pathlib.Path | None, *, length: int, config: TokenizerC
 
 
 def texts(source: Source) -> Iterator[str]:
-    """Captions and keywords of the usable records; of very many, those of evenly spaced ones."""
+    """Captions and other words of the usable records; of very many, those of evenly spaced ones."""
     count = len(source)
     for index in range(count) if count <= _LEARNED_FROM else _spaced(count):
         try:
-            if isinstance(source, TextSource):
-                caption, keywords = source.text(index)
-            else:
-                record = source[index]
-                caption, keywords = record["caption"], record["keywords"]
+            caption, others = words(source, index)
         except SampleError:
             continue
         yield caption
-        yield from keywords
+        yield from others
 
 
 def _spaced(count: int) -> Iterator[int]:

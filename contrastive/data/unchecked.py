@@ -12,7 +12,7 @@ import json
 import logging
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, Int32, Int64, UInt32, UInt64
@@ -20,11 +20,20 @@ from PIL import Image
 
 from contrastive.data.captions import canonical
 from contrastive.data.config import DataConfig
-from contrastive.data.records import DataErrors, IndexedSource, Record, SampleError, Source
+from contrastive.data.records import (
+    DataErrors,
+    IndexedSource,
+    Pairs,
+    Record,
+    SampleError,
+    Source,
+    check_words,
+)
 from contrastive.errors import DataError
 
 _LEAST = 1000  # samples that are seen before a share of bad ones means something
-_UNKNOWN = 0xFFFFFFFF, 0xFFFFFFFF  # equals no other content id
+UNKNOWN = 0xFFFFFFFF, 0xFFFFFFFF
+"""The content id that equals no other."""
 _log = logging.getLogger(__name__)
 
 
@@ -41,34 +50,40 @@ class Fetched:
     """The samples of some rows, before augmentation.
 
     Attributes:
-      captions, keywords: Their texts.
-      images: Their pictures, square.
+      captions, keywords: Their texts (of pairs of texts: the positives, nothing).
+      images: The square pictures made of each, see :func:`contrastive.data.pairs.parts`.
       ids: Content ids.
       index: Their indices in the source.
       weight: 0 for a row that could not be read, else 1; None where that cannot happen.
       bad: Why.
+      queries, negatives, negative_ids: Of pairs of texts; the ids are the negatives' content ids.
     """
 
     captions: Sequence[str]
     keywords: Sequence[Sequence[str]]
-    images: Sequence[Image.Image]
+    images: Sequence[Sequence[Image.Image]]
     ids: Int32[np.ndarray, " b"] | UInt32[np.ndarray, "b 2"]
     index: Int64[np.ndarray, " b"]
     weight: Float32[np.ndarray, " b"] | None = None
     bad: Sequence[Bad] = ()
+    queries: Sequence[str] = ()
+    negatives: Sequence[Sequence[str]] = ()
+    negative_ids: Sequence[Sequence[Any]] = ()
 
 
 class UncheckedExamples:
     """The samples of a source, in its order, read when they are wanted.
 
-    Content ids are 64-bit hashes of the caption (or of the record's id where it has one): pairs
-    with equal captions are no negatives of each other. Equal pictures under different captions are
-    not found: that would take a look at all of them.
+    Content ids are 64-bit hashes: of the record's id where it has one, else of the half of the pair
+    that ``config.content`` names, else of the caption (the positive; for views, of the picture). So
+    pairs with equal captions are no negatives of each other; equal pictures under different
+    captions are not found: that would take a look at all of them.
 
     Args:
       source: The records.
-      config: Sizes and the share of bad samples that is allowed.
-      read: Turns a record into its picture, with the key of the example.
+      config: Sizes, the kind of pairs and the share of bad samples that is allowed.
+      read: Turns a record into its pictures, with the key of the example.
+      blank: The pictures of a sample that cannot be read.
     """
 
     images = None  # nothing is kept in memory
@@ -77,10 +92,12 @@ class UncheckedExamples:
         self,
         source: Source,
         config: DataConfig,
-        read: Callable[[Record, UInt64[np.ndarray, " 1"]], Image.Image],
+        read: Callable[[Record, UInt64[np.ndarray, " 1"]], list[Image.Image]],
+        blank: Sequence[Image.Image],
     ) -> None:
-        self._source, self._read = source, read
-        self._blank = Image.new("RGB", (config.room, config.room))
+        self._source, self._read, self._blank = source, read, blank
+        self._pairs: Pairs = config.pairs
+        self._by_picture = config.pairs == "views" or config.content == "first"
         self.fingerprint = _fingerprint(source)
 
     def __len__(self) -> int:
@@ -88,48 +105,56 @@ class UncheckedExamples:
 
     def fetch(self, rows: Sequence[int], keys: UInt64[np.ndarray, " b"]) -> Fetched:
         """Reads rows; one that is bad is empty and has weight 0."""
-        captions: list[str] = []
-        keywords: list[Sequence[str]] = []
-        images: list[Image.Image] = []
+        records: list[Record] = []
+        images: list[Sequence[Image.Image]] = []
         ids: list[tuple[int, int]] = []
         bad: list[Bad] = []
+        weight = np.ones(len(rows), np.float32)
         for i, index in enumerate(rows):
             key = f"sample {index}"
             try:
                 record = self._source[index]
                 key = record["key"]
-                caption = (record["caption"] or "").strip()
-                if not caption:
-                    raise SampleError("empty caption")
-                picture = self._read(record, keys[i : i + 1])
+                check_words(record, self._pairs)
+                pictures = self._read(record, keys[i : i + 1])
             except SampleError as error:
                 bad.append(Bad(index, error.key or key, error))
-                caption, words, picture, identity = "", [], self._blank, _UNKNOWN
+                weight[i] = 0.0
+                record = Record(image=b"", caption="", keywords=[], id=-1, key=key)
+                pictures, identity = self._blank, UNKNOWN
             else:
-                words, identity = record["keywords"], _content(record["id"], caption)
-            captions.append(caption)
-            keywords.append(words)
-            images.append(picture)
+                identity = self._content(record)
+            records.append(record)
+            images.append(pictures)
             ids.append(identity)
-        weight = np.ones(len(rows), np.float32)
-        lost = {sample.number for sample in bad}
-        weight[[index in lost for index in rows]] = 0.0
+        negatives = [record.get("negatives", []) for record in records]
         return Fetched(
-            captions,
-            keywords,
+            [(record["caption"] or "").strip() for record in records],
+            [record["keywords"] for record in records],
             images,
             np.array(ids, np.uint32).reshape(-1, 2),
             np.array(rows, np.int64),
             weight,
             bad,
+            [record.get("query", "").strip() for record in records],
+            negatives,
+            [[_caption_id(text) for text in texts] for texts in negatives],
         )
 
+    def _content(self, record: Record) -> tuple[int, int]:
+        if record["id"] >= 0:
+            return _hashed(f"id {record['id']}".encode())
+        return _hashed(record["image"]) if self._by_picture else _caption_id(record["caption"])
 
-def _content(identity: int, caption: str) -> tuple[int, int]:
-    text = f"caption {canonical(caption)}" if identity < 0 else f"id {identity}"
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+
+def _caption_id(caption: str) -> tuple[int, int]:
+    return _hashed(f"caption {canonical(caption)}".encode("utf-8", "surrogatepass"))
+
+
+def _hashed(content: bytes) -> tuple[int, int]:
+    digest = hashlib.blake2b(content, digest_size=8).digest()
     words = int.from_bytes(digest[:4], "big"), int.from_bytes(digest[4:], "big")
-    return words if words != _UNKNOWN else (0, 0)
+    return words if words != UNKNOWN else (0, 0)
 
 
 def _fingerprint(source: Source) -> str:

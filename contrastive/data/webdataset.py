@@ -99,6 +99,7 @@ def tar_index(
     config: FieldsConfig,
     cache: pathlib.Path,
     *,
+    captions: bool = True,
     workers: int = 0,
     on_first_use: bool = False,
     progress: Progress | None = None,
@@ -109,6 +110,7 @@ def tar_index(
       pattern: Tars, see :func:`contrastive.data.files.expand`.
       config: Which members are image and caption.
       cache: Where indices are kept.
+      captions: Whether a sample needs a caption; else captions are not read.
       workers: Processes that walk the tars; 0 = none but this one.
       on_first_use: Whether this is not the command that makes indices: large ones are not begun.
       progress: Is told how many of how many tars are done.
@@ -117,9 +119,9 @@ def tar_index(
       DataError: Tars are missing, none holds a sample with image and caption, or there is no index
         of very many tars yet.
     """
-    shards, digest = _identify(pattern, config)
+    shards, digest = _identify(pattern, config, captions)
     folder = cache / f"webdataset-{digest}"
-    layout = _layout(pattern, shards, config)
+    layout = _layout(pattern, shards, config, captions)
     if not folder.is_dir():
         if on_first_use and len(shards) > _ON_FIRST_USE:
             raise DataError(
@@ -141,11 +143,11 @@ def tar_index(
     return index, layout.fields
 
 
-def _identify(pattern: str, config: FieldsConfig) -> tuple[list[str], str]:
+def _identify(pattern: str, config: FieldsConfig, captions: bool) -> tuple[list[str], str]:
     """The tars, and a digest of their names, sizes and times and of what is read of them."""
     shards = files.expand(pattern, (".tar",))
     stamps = [(0, 0) if files.is_remote(shard) else files.stamp(shard) for shard in shards]
-    described = json.dumps([_VERSION, shards, stamps, _names_in(config)])
+    described = json.dumps([_VERSION, shards, stamps, _names_in(config), captions])
     return shards, hashlib.blake2b(
         described.encode("utf-8", "surrogatepass"), digest_size=12
     ).hexdigest()
@@ -159,7 +161,7 @@ def _listed(found: Iterable[str]) -> str:
     return ", ".join(map(repr, list(found)[:20])) or "none"
 
 
-def _layout(pattern: str, shards: Sequence[str], config: FieldsConfig) -> _Layout:
+def _layout(pattern: str, shards: Sequence[str], config: FieldsConfig, captions: bool) -> _Layout:
     """Settles which members hold what, by the first tar that has samples."""
     found, values = _first_sample_fields(shards)
     if not found:
@@ -170,9 +172,12 @@ def _layout(pattern: str, shards: Sequence[str], config: FieldsConfig) -> _Layou
             f"{pattern} has no field for the image: looked for {', '.join(IMAGE_NAMES)}; its "
             f"fields are {_listed(found)}. Set config.data.fields.image to the name of yours."
         )
-    fields = Fields(config, [*found, *(JSON + name for name in values)], pattern)
+    names = [*found, *(JSON + name for name in values)]
+    fields = Fields(config, names, pattern, captions=captions)
     images = IMAGE_NAMES if config.image is None else (fields.image,)
-    slots = [Slot("image", images, True), Slot("caption", (_member(fields.caption),), True)]
+    slots = [Slot("image", images, True)]
+    if fields.caption is not None:
+        slots.append(Slot("caption", (_member(fields.caption),), True))
     for name in (fields.keywords, fields.id, fields.key):
         if name is not None and all(_member(name) not in slot.fields for slot in slots):
             slots.append(Slot(_member(name), (_member(name),), False))

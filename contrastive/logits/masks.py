@@ -2,8 +2,10 @@
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, Bool
 
 
@@ -57,6 +59,24 @@ def equal_ids(rows: Array, columns: Array) -> Bool[Array, "rows columns"]:
             rows[:, None, 1] == columns[None, :, 1]
         )
     return equal & known(rows)[:, None]
+
+
+def first_of_content(ids: Array) -> Bool[Array, " n"]:
+    """Which rows are the first of their content; rows with unknown ids all are.
+
+    Args:
+      ids: Content ids of the whole batch, int32 ``[n]`` or uint32 ``[n, 2]``; a global array under
+        jit, cut over devices or not. (They are gathered: 4 or 8 bytes a row.)
+    """
+    layout = jax.typeof(ids).sharding
+    cut = not layout.mesh.empty and AxisType.Explicit in layout.mesh.axis_types
+    whole = jax.sharding.reshard(ids, PartitionSpec()) if cut else ids
+    words = whole[:, None] if whole.ndim == 1 else whole
+    order = jnp.lexsort(tuple(words.T))  # stable: of equal ids the first row stays first
+    ranked = words[order]
+    repeated = (ranked[1:] == ranked[:-1]).all(-1) & known(whole)[order][1:]
+    first = jnp.ones(len(ids), bool).at[order[1:]].set(~repeated)
+    return jax.sharding.reshard(first, PartitionSpec(layout.spec[0])) if cut else first
 
 
 def _all(*masks: Array | None) -> Array | None:

@@ -47,13 +47,15 @@ class TextTransformerConfig(TransformerConfig):
 
 class TextTransformer(nnx.Module):
     """Tokens ``int32 [batch, length]`` to rows ``[batch, output]``; padding that is masked changes
-    nothing.
+    nothing. A text reaches to its end token, so that the padding's id may be a piece's, too (CLIP
+    pads with 0, which is also "!").
 
     Args:
       config: Settings.
       length: Longest text of the data.
       vocabulary_size: Number of tokens of the tokenizer.
       pad_id: The token that stands for padding.
+      end_id: The token that ends a text; None: there is none.
       output: Size of the rows.
       rngs: Streams; keys come from ``params``.
 
@@ -69,10 +71,11 @@ class TextTransformer(nnx.Module):
         length: int,
         vocabulary_size: int,
         pad_id: int,
+        end_id: int | None = None,
         output: int,
         rngs: nnx.Rngs,
     ):
-        self.config, self.pad_id = config, pad_id
+        self.config, self.pad_id, self.end_id = config, pad_id, end_id
         tokens = _table_size("vocabulary_size", config.vocabulary_size, vocabulary_size)
         positions = _table_size("length", config.length, length)
         # CLIP: deviations .02 and .01; big_vision (SigLIP): width^-½ for both.
@@ -106,7 +109,7 @@ class TextTransformer(nnx.Module):
             x = layers.drop(
                 x, self.config.dropout, *layers.keep_masks(x, self.config.dropout, first)
             )
-        mask = tokens != self.pad_id
+        mask = text_mask(tokens, self.pad_id, self.end_id)
         if self.config.padding == "read":
             mask = jnp.ones_like(mask)
         x = self.transformer(x, mask=mask[:, None], causal=self.config.causal, keys=keys)
@@ -119,6 +122,24 @@ class TextTransformer(nnx.Module):
         # Out-of-range ids are the tokenizer's fault; clipping keeps the gather free of NaN fills.
         x = table.at[tokens].get(mode="clip", out_sharding=sharding.rows_like(tokens, 3))
         return x + positions[None, : tokens.shape[1]]
+
+
+def text_mask(
+    tokens: Int[Array, "batch length"], pad_id: int, end_id: int | None
+) -> Bool[Array, "batch length"]:
+    """Which tokens are text: those up to the first end token; in a row without one, those up to the
+    last that is not padding."""
+    text = _from_the_right(tokens != pad_id)
+    if end_id is None:
+        return text
+    ends = (tokens == end_id).astype(jnp.int32)
+    before = jnp.cumsum(ends, axis=1) - ends == 0  # no end token further left
+    return jnp.where(jnp.any(ends > 0, axis=1, keepdims=True), before, text)
+
+
+def _from_the_right(x: Bool[Array, "batch length"]) -> Bool[Array, "batch length"]:
+    """Whether there is a true entry here or further right."""
+    return jnp.flip(jnp.cumsum(jnp.flip(x, 1).astype(jnp.int32), axis=1), 1) > 0
 
 
 def pool(

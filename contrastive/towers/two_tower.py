@@ -47,6 +47,7 @@ class TwoTower(nnx.Module):
       text_length: Longest text in tokens.
       vocabulary_size: Number of tokens of the tokenizer.
       pad_id: The token that stands for padding.
+      end_id: The token that ends a text; None: there is none.
       scale_init: First value of ``exp(log_scale)``: 1/0.07 in CLIP, 10 in SigLIP.
       bias_init: First value of the logit bias (−10 in SigLIP); None: the loss has no bias.
       rngs: Streams; keys come from ``params``.
@@ -63,6 +64,7 @@ class TwoTower(nnx.Module):
         text_length: int,
         vocabulary_size: int,
         pad_id: int,
+        end_id: int | None = None,
         scale_init: float = 1 / 0.07,
         bias_init: float | None = None,
         rngs: nnx.Rngs,
@@ -82,6 +84,7 @@ class TwoTower(nnx.Module):
             length=text_length,
             vocabulary_size=vocabulary_size,
             pad_id=pad_id,
+            end_id=end_id,
             output=config.embedding_dim,
             rngs=rngs,
         )

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float, Int, Key
 
 from contrastive.errors import ConfigError
 from contrastive.towers import layers, sharding
@@ -23,6 +23,9 @@ class VisionTransformerConfig(TransformerConfig):
     pooling: Literal["mean", "cls", "map"] = "mean"  # map: attention with a learned query (SigLIP)
     pre_norm: bool = False  # a LayerNorm before the first block, as CLIP has
     patch_bias: bool = True  # a bias on the patch projection; CLIP has none
+    # Share of the patches that a training step sees, others for each image and step: FLIP (Li et
+    # al. 2023), 0.5 or 0.25 there. Evaluation sees all.
+    keep_patches: float = 1.0
 
     path: ClassVar[str] = "config.model.image"
 
@@ -30,6 +33,10 @@ class VisionTransformerConfig(TransformerConfig):
         super().__post_init__()
         if self.patch_size < 1:
             raise ConfigError(f"{self.path}.patch_size = {self.patch_size} has to be at least 1.")
+        if not 0 < self.keep_patches <= 1:
+            raise ConfigError(
+                f"{self.path}.keep_patches = {self.keep_patches} has to be above 0 and at most 1."
+            )
 
 
 class VisionTransformer(nnx.Module):
@@ -84,16 +91,12 @@ class VisionTransformer(nnx.Module):
         self, images: Float[Array, "batch size size 3"], *, keys: Key[Array, "batch"] | None = None
     ) -> Float[Array, "batch output"]:
         """Rows in the dtype of ``images``, the dtype of the computation. ``keys``: one for
-        each row, for dropout; None: no dropout."""
+        each row, for dropout and the choice of patches; None: no dropout, and all patches."""
         if images.shape[1:3] != (self.image_size, self.image_size):
             raise ValueError(
                 f"images of {images.shape[1:3]} pixels; the tower is built for {self.image_size}."
             )
-        x = self.patches(patchify(images, self.config.patch_size))
-        if self.class_token is not None:
-            token = sharding.weight(self.class_token, ("position", "embed"), x)
-            x = jnp.concatenate([sharding.repeat_rows(token, x), x], axis=1)
-        x = x + sharding.weight(self.positions, ("position", "embed"), x)[None]
+        x = self._embed(patchify(images, self.config.patch_size), keys)
         if keys is not None:
             first, keys = layers.split_row_keys(keys, 2)
             x = layers.drop(
@@ -104,10 +107,59 @@ class VisionTransformer(nnx.Module):
         x = self._pool(self.norm(self.transformer(x, keys=keys)))
         return x if self.projection is None else self.projection(x)
 
+    def _embed(self, patches: jax.Array, keys: jax.Array | None) -> jax.Array:
+        """Patches to width, with their positions and behind the class token."""
+        first = self.positions.shape[0] - patches.shape[1]  # the position of the first patch
+        count = kept_patches(patches.shape[1], self.config.keep_patches)
+        chosen = None
+        if keys is not None and count < patches.shape[1]:
+            chosen = choose_patches(patches, count, jax.vmap(_patch_key)(keys))
+            patches = take_patches(patches, chosen)
+        x = self.patches(patches)
+        positions = sharding.weight(self.positions, ("position", "embed"), x)
+        if chosen is not None:
+            where = sharding.rows_like(chosen, 3)
+            x = x + positions[first:].at[chosen].get(mode="clip", out_sharding=where)
+        else:
+            x = x + positions[None, first:]
+        if self.class_token is not None:
+            token = sharding.weight(self.class_token, ("position", "embed"), x)
+            token = sharding.repeat_rows(token + positions[:1], x)
+            x = jnp.concatenate([token, x], axis=1)
+        return x
+
     def _pool(self, x: jax.Array) -> jax.Array:
         if self.head is not None:
             return self.head(x)
         return x[:, 0] if self.class_token is not None else layers.masked_mean(x, None)
+
+
+def kept_patches(patches: int, share: float) -> int:
+    """How many patches a training step sees: their share, rounded, and at least one."""
+    return max(round(patches * share), 1)
+
+
+def _patch_key(key: jax.Array) -> jax.Array:
+    """Apart from the keys that dropout splits off."""
+    return jax.random.fold_in(key, 0x466C6970)
+
+
+def choose_patches(
+    patches: Float[Array, "batch patches width"], count: int, keys: Key[Array, "batch"]
+) -> Int[Array, "batch count"]:
+    """``count`` different patches of each image, drawn evenly from its key, in their order."""
+
+    def choose(key: jax.Array) -> jax.Array:
+        return jnp.sort(jnp.argsort(jax.random.uniform(key, (patches.shape[1],)))[:count])
+
+    return jax.vmap(choose)(keys)
+
+
+def take_patches(
+    x: Float[Array, "batch patches width"], chosen: Int[Array, "batch count"]
+) -> Float[Array, "batch count width"]:
+    """The chosen rows of each image."""
+    return jax.vmap(lambda rows, numbers: rows[numbers])(x, chosen)
 
 
 def patchify(

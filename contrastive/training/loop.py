@@ -17,7 +17,7 @@ from contrastive.errors import UserError
 from contrastive.training.state import TrainState
 from contrastive.training.step import TrainStep
 
-DEVICE_FIELDS = ("image", "text", "id", "weight")  # as far as the loader gives them
+HOST_FIELDS = ("example",)  # what of a batch does not go to the devices
 
 
 @runtime_checkable
@@ -86,7 +86,7 @@ def run(
     while step < stop:
         assert batch is not None
         position = batches.state()
-        size = batch["text"].shape[0]
+        size = batch["id"].shape[0]
         state, metrics = step_fn(state, batch)
         step += 1
         hooks.dispatched(step, metrics)
@@ -113,9 +113,9 @@ def run(
 def to_device(batch: dict[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:
     """This process's rows become its part of the global batch, cut over the mesh."""
     return {
-        name: jax.make_array_from_process_local_data(sharding, batch[name])
-        for name in DEVICE_FIELDS
-        if name in batch
+        name: jax.make_array_from_process_local_data(sharding, rows)
+        for name, rows in batch.items()
+        if name not in HOST_FIELDS
     }
 
 

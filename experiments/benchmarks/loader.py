@@ -40,7 +40,7 @@ from contrastive.data.config import (
     TokenizerConfig,
 )
 from contrastive.data.draws import example_keys
-from contrastive.data.examples import read_picture
+from contrastive.data.examples import read_pictures
 from contrastive.data.pipeline import BatchLoader, load_tokenizer, open_source
 from contrastive.data.records import Record
 
@@ -128,7 +128,7 @@ def pictures_a_second(decoding: str, folder: pathlib.Path, encoded: list[bytes])
     keys = example_keys(0, np.arange(len(encoded), dtype=np.int64))
     began = time.process_time()
     for i, data in enumerate(encoded):
-        read_picture(_record(data), config, keys[i : i + 1])
+        read_pictures(_record(data), config, keys[i : i + 1])
     return len(encoded) / (time.process_time() - began)
 
 
@@ -154,7 +154,8 @@ def errors(folder: pathlib.Path, encoded: list[bytes]) -> dict[str, tuple[int, f
     def pixels(decoding: str) -> np.ndarray:
         config = settings(decoding, folder)
         pictures = [
-            read_picture(_record(data), config, keys[i : i + 1]) for i, data in enumerate(encoded)
+            read_pictures(_record(data), config, keys[i : i + 1])[0]
+            for i, data in enumerate(encoded)
         ]
         return np.stack([np.asarray(picture) for picture in pictures]).astype(np.int16)
 

@@ -191,3 +191,64 @@ def test_settings_without_effect_are_refused(call, pairs):
         status, _, complaint = call("convert", pairs, ALL, *arguments)
         assert status == 2
         assert words in complaint
+
+
+PLAIN = """
+from ml_collections import ConfigDict
+
+def get_config(_=""):
+    config = ConfigDict({"name": "other pairs", "total_steps": 1, "batch_size": 4})
+    config.data = ConfigDict({"text_length": 8})
+    return config
+"""
+
+
+@pytest.fixture
+def call_plain(tmp_path, capsys):
+    """:func:`call` with a recipe that sets nothing."""
+    recipe = tmp_path / "plain.py"
+    recipe.write_text(PLAIN)
+
+    def run(*arguments):
+        first, *more = map(str, arguments)
+        status = main([*first.split(), f"--config={recipe}", *more])
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
+
+    return run
+
+
+def test_pairs_of_texts(call_plain, tmp_path):
+    rows = [
+        {"query": f"question {i // 2}", "positive": f"answer {i}", "negatives": ["no"]}
+        for i in range(10)
+    ]
+    rows[3]["query"] = ""
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = [f"--config.data.source={tmp_path / 'a.jsonl'}", "--config.data.pairs=texts", ALL]
+    status, printed, _ = call_plain("data inspect", *settings, "--json")
+    assert status == 0
+    about = json.loads(printed)
+    assert about["errors"] == {"empty query": 1}
+    assert about["tokens"][0]["text"] == "answer 0"
+    assert (about["repeated_captions"], about["repeated_pictures"]) == (0, 4)
+    assert about["sheet"] is None
+    status, printed, _ = call_plain("data stats", *settings)
+    assert status == 0
+    assert "repeated: 0 captions, 4 queries" in printed
+    status, _, error = call_plain("data convert", *settings, "--to=webdataset", "--output=x")
+    assert status == 2
+    assert "what is converted are pictures and their captions" in error
+    status, _, error = call_plain("train", *settings, f"--workdir={tmp_path / 'run'}")
+    assert status == 2
+    assert "Batches of other pairs come from" in error
+
+
+def test_views_are_shown_beside_each_other(call_plain, pairs, tmp_path):
+    page = tmp_path / "sheet.html"
+    settings = [f"--config.data.source={pairs}", "--config.data.pairs=views", ALL]
+    settings += ["--config.data.stack.name=simclr", f"--output={page}", "--json"]
+    status, printed, _ = call_plain("data inspect", *settings)
+    assert status == 0
+    assert json.loads(printed)["errors"] == {"decode error": 1}
+    assert page.read_text().count("<figure") == 2 * 19

@@ -4,12 +4,17 @@ import collections
 import dataclasses
 import itertools
 import json
+import math
+import pathlib
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from contrastive.config import build, to_dict
 from contrastive.data.config import DataConfig, FieldsConfig, PartConfig
+from contrastive.data.mixture import _Turns
 from contrastive.data.pipeline import BatchLoader, load_tokenizer, open_source
 from contrastive.data.records import Source
 from contrastive.errors import ConfigError, DataError
@@ -88,6 +93,111 @@ def test_resume_and_processes(open_loader):
     assert examples(open_loader(seed=2), 20) != whole
 
 
+@pytest.fixture
+def ending(config):
+    """Parts of 39, 19 and 9 usable pairs, 2 : 3 : 5; the last two end, after 2 and 1.5 passes."""
+    short = config.mixture[1]
+    first = pathlib.Path(short.source)
+    path = first.with_name("b.jsonl")
+    path.write_text("".join(line + "\n" for line in first.read_text().splitlines()[:9]))
+    changes = ({"weight": 2.0}, {"weight": 3.0, "epochs": 2.0})
+    parts = [dataclasses.replace(p, **c) for p, c in zip(config.mixture, changes, strict=True)]
+    last = dataclasses.replace(short, name="few", source=str(path), weight=5.0, epochs=1.5)
+    return dataclasses.replace(config, mixture=(*parts, last), check="before")
+
+
+PARTS = {"web": (0, 40), "good": (40, 60), "few": (60, 69)}
+
+
+def by_part(numbers):
+    return {
+        name: [i for i in numbers if first <= i < last] for name, (first, last) in PARTS.items()
+    }
+
+
+def open_ending(config, **options):
+    source = open_source(config, "train")
+    tokenizer = load_tokenizer(config, source)
+    return BatchLoader(source, config, tokenizer, **{"batch_size": 4, "seed": 1} | options)
+
+
+def test_a_part_that_ends_and_the_others_take_its_turns(ending):
+    loader = open_ending(ending)
+    seen, counted = [], []
+    for _ in range(40):
+        seen += next(loader)["example"].tolist()
+        counted.append(loader.parts())
+        for name, own in by_part(seen).items():  # the counters are exact at every step
+            assert counted[-1][name]["samples"] == len(own)
+            size = {"web": 39, "good": 19, "few": 9}[name]
+            assert counted[-1][name]["epochs"] == len(own) / size
+    loader.close()
+    own = by_part(seen)
+    assert len(own["few"]) == 14  # one and a half passes over 9, rounded up
+    assert sorted(own["few"][:9]) == list(range(60, 69))
+    assert len(set(own["few"][9:])) == 5
+    assert len(own["good"]) == 38
+    for half in (own["good"][:19], own["good"][19:]):
+        assert sorted(half) == list(range(40, 59))
+    few_ends = max(i for i, n in enumerate(seen) if n in own["few"])
+    good_ends = max(i for i, n in enumerate(seen) if n in own["good"])
+    assert few_ends in (27, 28)  # 14 of 28 samples, five in ten
+    between = by_part(seen[few_ends + 1 : good_ends + 1])
+    assert abs(len(between["web"]) * 3 - len(between["good"]) * 2) <= 3  # still 2 : 3
+    assert set(seen[good_ends + 1 :]) == set(range(39))
+    assert counted[-1]["few"]["epochs"] == 14 / 9
+
+
+def test_resume_across_the_end_of_a_part(ending):
+    whole = examples(open_ending(ending), 40)
+    for stop in (3, 6, 7, 20, 24, 39):
+        first = open_ending(ending)
+        examples(first, stop)
+        state = json.loads(json.dumps(first.state()))
+        parts = [open_ending(ending, process_index=i, process_count=2) for i in range(2)]
+        for part in parts:
+            part.restore(state)
+        halves = [examples(part, 40 - stop) for part in parts]
+        assert [a + b for a, b in zip(*halves, strict=True)] == whole[stop:]
+        for loader in (first, *parts):
+            loader.close()
+    longer = dataclasses.replace(ending.mixture[1], epochs=3.0)
+    other = open_ending(dataclasses.replace(ending, mixture=(ending.mixture[0], longer)))
+    with pytest.raises(DataError, match="The data has changed"):
+        other.restore(state)
+    other.close()
+
+
+@given(
+    weights=st.lists(st.integers(1, 50), min_size=2, max_size=5),
+    sizes=st.lists(st.integers(1, 40), min_size=5, max_size=5),
+    epochs=st.lists(st.none() | st.floats(0.1, 3.0), min_size=5, max_size=5),
+)
+@settings(deadline=None, max_examples=15)
+def test_turns_are_those_of_a_walk(weights, sizes, epochs):
+    """Position by position: each part gives its samples in order, as many as its limit, and as
+    evenly among the parts that are left as whole numbers allow."""
+    count = len(weights)
+    sizes, epochs = sizes[:count], [None, *epochs[1:count]]
+    turns = _Turns([w / sum(weights) for w in weights], sizes, epochs)
+    limits = [
+        math.inf if e is None else math.ceil(e * s) for e, s in zip(epochs, sizes, strict=True)
+    ]
+    taken, since, begin = [0] * count, [0] * count, 0
+    for position in range(80):
+        assert turns.taken(position) == tuple(taken)
+        part, number = turns.at(position)
+        assert number == taken[part] < limits[part]
+        taken[part] += 1
+        since[part] += 1
+        active = [i for i in range(count) if taken[i] < limits[i] or i == part]
+        total = sum(weights[i] for i in active)
+        for i in active:
+            assert abs(since[i] - (position + 1 - begin) * weights[i] / total) < count
+        if taken[part] == limits[part]:
+            since, begin = [0] * count, position + 1
+
+
 def test_one_source_has_no_parts(make_records, config):
     from contrastive.data.records import InMemorySource
 
@@ -124,6 +234,13 @@ def test_splits_of_the_parts(config):
         (lambda c: dataclasses.replace(c, source="emoji"), "config.data.mixture has no effect"),
         (lambda c: dataclasses.replace(c.mixture[0], weight=0.0), "weight 0.0 of 'web'"),
         (lambda c: PartConfig(name="a", source="synthetic"), "synthetic pairs cannot be mixed"),
+        (lambda c: dataclasses.replace(c.mixture[0], epochs=0.0), "epochs = 0.0 of 'web'"),
+        (
+            lambda c: dataclasses.replace(
+                c, mixture=tuple(dataclasses.replace(p, epochs=1.0) for p in c.mixture)
+            ),
+            "one part at least has to repeat",
+        ),
     ],
 )
 def test_settings_that_cannot_be(config, change, words):
@@ -134,6 +251,15 @@ def test_settings_that_cannot_be(config, change, words):
 def test_a_part_that_is_too_small_for_its_weight(open_loader):
     with pytest.raises(DataError, match="'good' of the mixture has 19 usable samples, fewer"):
         open_loader(batch_size=32)
+
+
+def test_a_part_that_is_too_small_once_others_have_ended(config):
+    parts = tuple(
+        dataclasses.replace(part, weight=weight, epochs=epochs)
+        for part, weight, epochs in zip(config.mixture, (3.0, 1.0), (1.0, None), strict=True)
+    )
+    with pytest.raises(DataError, match=r"'good' .* one batch of 24 once 'web' ended"):
+        open_ending(dataclasses.replace(config, mixture=parts), batch_size=24)
 
 
 def test_a_recipe_can_hold_a_mixture(config):

@@ -13,7 +13,7 @@ from contrastive.data import fast, transforms
 from contrastive.data.augment import random_part
 from contrastive.data.config import AugmentConfig, CropConfig, DataConfig
 from contrastive.data.draws import example_keys
-from contrastive.data.examples import read_picture
+from contrastive.data.examples import read_pictures
 from contrastive.data.pipeline import BatchLoader, load_tokenizer
 from contrastive.data.records import InMemorySource, SampleError
 from contrastive.data.transforms import PIXEL_STATISTICS, evaluation_image, shaped
@@ -205,7 +205,7 @@ def paths(data, image_size=96, **crop):
             crop=CropConfig(**crop),
         )
         key = example_keys(0, np.arange(1))
-        yield np.asarray(read_picture({"image": data}, config, key)).astype(int)
+        yield np.asarray(read_pictures({"image": data}, config, key)[0]).astype(int)
 
 
 @needs_fast
@@ -252,15 +252,15 @@ def test_damaged_jpegs_are_errors_on_the_fast_path_too(monkeypatch):
     cut = lambda width, height: ((0, 0, width, height), 32)  # noqa: E731
     for damaged in (data[: len(data) // 2], data[:20]):
         with pytest.raises(SampleError, match="decode error"):
-            fast.read(damaged, cut)
+            fast.read(damaged, [cut])
     huge = bytearray(data)
     at = huge.index(b"\xff\xc0")
     huge[at + 5 : at + 9] = (65_000).to_bytes(2, "big") * 2
     with pytest.raises(SampleError, match="image too large"):
-        fast.read(bytes(huge), cut)
+        fast.read(bytes(huge), [cut])
     monkeypatch.setattr(transforms, "MAX_PIXELS", 99)
     with pytest.raises(SampleError, match="image too large: 120 x 100"):
-        fast.read(data, cut)
+        fast.read(data, [cut])
 
 
 def test_without_the_packages_pillow_does_it(monkeypatch):

@@ -107,6 +107,23 @@ def test_hidden_tokens_are_text_and_become_the_unknown_token():
         TokenizerConfig(kind="words", hidden=1.0)
 
 
+def test_a_piece_with_the_id_of_the_padding_is_text():
+    """A vocabulary that pads with a piece of its own, as CLIP's does."""
+    tokenizer = train_tokenizer(WORDS, length=8, config=TokenizerConfig(kind="words", hidden=0.5))
+    piece = int(tokenizer.encode(["cat"])[0, 1])
+    tokenizer.pad_id = piece
+    rows = tokenizer.encode(["cat", "face cat tears", "cat cat"])
+    assert tokenizer.lengths(rows).tolist() == [3, 5, 4]
+    assert tokenizer.decode(rows[1]) == "face cat tears"
+    assert tokenizer.pieces(rows[2])[1:-1] == ["cat", "cat"]
+    hidden = tokenizer.hide(rows, np.zeros(rows.shape), 0.5)
+    assert (hidden == tokenizer.unknown_id).sum(axis=1).tolist() == [1, 3, 2]
+    tokenizer.end_id = None
+    no_end = np.array([[piece, 9, piece, 8, piece, piece]], np.int32)
+    assert tokenizer.lengths(no_end).tolist() == [4]
+    assert tokenizer.lengths(np.full((1, 3), piece, np.int32)).tolist() == [0]
+
+
 def test_vocabulary_size_is_a_limit():
     texts = [f"{a}{b} word" for a in "abcdefghij" for b in "klmnopqrst"] * 2
     full = train_tokenizer(texts, length=8, config=CONFIG)

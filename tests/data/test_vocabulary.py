@@ -54,6 +54,27 @@ def test_B14_clip_ids(clip, text, ids):
     assert (clip.begin_id, clip.end_id, clip.pad_id) == (49_406, 49_407, 0)
 
 
+@pytest.mark.parametrize(
+    "text,ids",
+    [
+        ("\u201cDon\u2019t stop\u201d \u2013 she said\u2026",
+         [257, 847, 713, 1691, 257, 1224, 1043, 1946, 959]),
+        ("\ufb01ne \uff26\uff35\uff2c\uff2c width", [3797, 1476, 23571]),
+        ("caf\u00c3\u00a9 au lait \u00e2\u20ac\u0153quoted\u00e2\u20ac\u009d",
+         [15304, 2566, 572, 585, 257, 27706, 257]),
+        ("a\u0000b\u001b[31mred\u001b[0m c", [596, 736, 322]),
+        ("na\u00efve\u00a0space\u2028line\r\nend", [1097, 35689, 563, 2138, 1148, 806]),
+        ("e\u0301t\u00e9 \u2460 \u00bd \u2122", [3459, 39694, 158, 239, 510, 33613, 11675]),
+        ("l\u2019h\u00f4tel &quot;r\u00e9al&quot; &#39;q&#39;",
+         [331, 262, 71, 26815, 2226, 257, 29106, 566, 257, 262, 336, 262]),
+        ("\u00e2\u0153\u201d done !!! ! a!", [13749, 1700, 995, 256, 320, 256]),
+    ],
+)  # fmt: skip
+def test_texts_are_repaired_as_clip_does(clip, text, ids):
+    """The ids are those of open_clip 3.3.0 with ftfy 6.3.1."""
+    assert between_markers(clip.encode([text])[0]) == ids
+
+
 def test_B14_padding_is_what_follows_the_end_token(clip):
     """0 is also the piece "!": a text that holds it is shown whole, its padding is not."""
     row = clip.encode(["cat !\u00a1"])[0]
@@ -146,6 +167,7 @@ def test_bert_is_uncased_and_has_its_markers():
 
 def test_forms_of_texts():
     assert cleaning.clip_form(" A &lt;b&gt;\tCafe\u0301 ") == "a <b> café"
+    assert cleaning.clip_form("\u201cQuoted\u201d caf\u00c3\u00a9 \ufb01sh") == '"quoted" café fish'
     assert cleaning.canonical_form("A_Dog,  don't (stop)\n") == "a dog dont stop"
     assert cleaning.lower_form(" A Dog, ÄB! ") == "a dog, äb!"
 

@@ -1,6 +1,7 @@
 """The towers as a user sees them: rows out, padding in, errors."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,8 @@ from contrastive.towers import (
     parameter_count,
 )
 from contrastive.towers.convnet import neighbourhoods
-from contrastive.towers.vit import patchify
+from contrastive.towers.text import text_mask
+from contrastive.towers.vit import _patch_key, choose_patches, kept_patches, patchify
 
 CONV = ConvTowerConfig(widths=(4, 8))
 VIT = VisionTransformerConfig(width=16, depth=2, heads=2, mlp_ratio=2.0, patch_size=4)
@@ -87,6 +89,103 @@ def test_padding_never_changes_a_text_row(pooling, causal, towers, quick):
     np.testing.assert_allclose(short, rows, atol=1e-6)
     np.testing.assert_allclose(turned[::-1], rows, atol=1e-6)
     assert np.abs(rows[0] - rows[1]).max() > 1e-2
+
+
+@pytest.mark.parametrize("pooling, causal", [("mean", False), ("max", False), ("last", True)])
+def test_a_token_with_the_id_of_the_padding_is_text(pooling, causal, towers, quick):
+    """CLIP pads with 0, which is "!" too: up to the end token everything is read, after it
+    nothing."""
+    text = dataclasses.replace(TEXT, pooling=pooling, causal=causal)
+    encode = towers(dataclasses.replace(CONFIG, text=text), end_id=19).encode_text
+    exclamations = [[18, 4, 0, 19], [18, 4, 19, 0], [18, 0, 4, 19], [18, 4, 5, 19]]
+    tokens = jnp.array([row + [0] * 4 for row in exclamations], "int32")
+    garbage = tokens.at[:, 4:].set(7)  # what stands after the end changes nothing
+    one_more = tokens.at[2, 4:].set(jnp.array([5, 19, 0, 0]))
+    rows, short, others, longer = quick(lambda *t: tuple(encode(x) for x in t))(
+        tokens, tokens[:, :4], garbage, one_more
+    )
+    np.testing.assert_allclose(short, rows, atol=1e-6)
+    np.testing.assert_allclose(others, rows, atol=1e-6)
+    np.testing.assert_allclose(longer, rows, atol=1e-6)  # the first end token counts
+    for a, b in itertools.combinations(range(4), 2):
+        assert np.abs(rows[a] - rows[b]).max() > 1e-3
+    without = towers(dataclasses.replace(CONFIG, text=text)).encode_text(tokens[:, 1:3])
+    assert np.abs(without[0] - without[2]).max() > 1e-3  # without an end: up to the last piece
+
+
+def test_text_mask():
+    tokens = jnp.array([[5, 0, 9, 0, 0], [5, 0, 6, 0, 0], [9, 9, 0, 0, 0], [0, 0, 0, 0, 0]])
+    wanted = [[1, 1, 1, 0, 0], [1, 1, 1, 0, 0], [1, 0, 0, 0, 0], [0, 0, 0, 0, 0]]
+    np.testing.assert_array_equal(text_mask(tokens, 0, 9), np.array(wanted, bool))
+    wanted[2] = [1, 1, 0, 0, 0]
+    np.testing.assert_array_equal(text_mask(tokens, 0, None), np.array(wanted, bool))
+    same = text_mask(jnp.array([[4, 1, 1, 1], [4, 5, 6, 1]]), 1, 1)  # SigLIP: both are </s>
+    np.testing.assert_array_equal(same, [[1, 1, 0, 0], [1, 1, 1, 1]])
+
+
+def masked_by_hand(tower, x, chosen):
+    """The rows of a tower that sees only the chosen patches of each image, in plain NumPy up to
+    the blocks."""
+    size, rows = tower.config.patch_size, []
+    for image, numbers in zip(np.asarray(x), np.asarray(chosen), strict=True):
+        across = image.shape[1] // size
+        cut = [
+            image[(n // across) * size :, (n % across) * size :][:size, :size].reshape(-1)
+            for n in numbers
+        ]
+        first = tower.positions.shape[0] - across**2
+        positions = np.asarray(tower.positions[...])
+        tokens = np.array(cut) @ np.asarray(tower.patches.kernel[...])
+        if tower.patches.bias is not None:
+            tokens = tokens + np.asarray(tower.patches.bias[...])
+        tokens = tokens + positions[first + numbers]
+        if first:
+            tokens = np.concatenate([np.asarray(tower.class_token[...]) + positions[:1], tokens])
+        rows.append(tokens)
+    y = jnp.asarray(np.array(rows), jnp.float32)
+    if tower.norm_before is not None:
+        y = tower.norm_before(y)
+    return tower.projection(tower._pool(tower.norm(tower.transformer(y))))
+
+
+@pytest.mark.parametrize("name", ["vit", "vit_cls", "vit_map"])
+def test_only_the_kept_patches_are_seen_in_training(name, towers, quick):
+    """FLIP: half of the patches, others for each image and key, with their own positions."""
+    tower = dataclasses.replace(IMAGE_TOWERS[name], patch_size=2, keep_patches=0.5)
+    model = towers(dataclasses.replace(CONFIG, image=tower), image_size=8)
+    x = images()
+
+    def train(x, key, rows=None):
+        rngs = nnx.Rngs(dropout=key)
+        return model.encode_image(x, deterministic=False, rngs=rngs, rows=rows)
+
+    key = jax.random.key(3)
+    seen = quick(train)(x, key)
+    keys = layers.row_keys(nnx.Rngs(dropout=key).dropout(), x)
+    chosen = choose_patches(jnp.zeros((4, 16, 1)), 8, jax.vmap(_patch_key)(keys))
+    assert chosen.shape == (4, 8)
+    assert (np.diff(np.asarray(chosen)) > 0).all()
+    assert len({tuple(row) for row in np.asarray(chosen).tolist()}) == 4
+    np.testing.assert_allclose(
+        seen, masked_by_hand(model.image, model._normalise(x), chosen), atol=2e-5
+    )
+    whole = model.encode_image(x)
+    assert np.abs(seen - whole).max() > 1e-2
+    full = towers(
+        dataclasses.replace(CONFIG, image=dataclasses.replace(tower, keep_patches=1.0)),
+        image_size=8,
+    )
+    np.testing.assert_allclose(full.encode_image(x), whole, atol=1e-6)  # evaluation sees all
+    halves = [quick(train)(x[i : i + 2], key, jnp.arange(i, i + 2)) for i in (0, 2)]
+    np.testing.assert_allclose(jnp.concatenate(halves), seen, atol=1e-6)  # microbatches too
+
+
+def test_patches_are_kept_evenly():
+    keys = jax.random.split(jax.random.key(0), 2000)
+    chosen = np.asarray(choose_patches(jnp.zeros((2000, 9, 1)), 3, keys))
+    times = np.bincount(chosen.ravel(), minlength=9)
+    assert ((times - 2000 / 3) ** 2 / (2000 / 3)).sum() < 30  # chi square, 8 degrees
+    assert [kept_patches(196, share) for share in (1.0, 0.5, 0.25, 0.001)] == [196, 98, 49, 1]
 
 
 def test_A21_empty_text_is_a_zero_row_with_finite_gradients(towers, quick):

@@ -23,6 +23,12 @@ TRANSFORMER = {"width": 16, "depth": 2, "heads": 2, "mlp_ratio": 2.0, "dropout":
 VIT = VisionTransformerConfig(**TRANSFORMER, patch_size=4, pooling="cls", pre_norm=True)
 CONFIG = TwoTowerConfig(image=VIT, text=TextTransformerConfig(**TRANSFORMER), embedding_dim=12)
 CONV = dataclasses.replace(CONFIG, image=ConvTowerConfig(widths=(4, 8)))
+# FLIP: half of the patches. The text tower is made small, it is tested with the others.
+FLIP = dataclasses.replace(
+    CONFIG,
+    image=dataclasses.replace(VIT, patch_size=2, keep_patches=0.5, depth=1),
+    text=dataclasses.replace(CONFIG.text, depth=1),
+)
 BATCH = 16
 
 FSDP = axis_rules(("embed", "fsdp"))
@@ -88,13 +94,15 @@ ONE_DEVICE = {}  # what a single device computes, by image tower: compiled once 
         ("vit", "fsdp"),
         ("vit", "tensor"),
         ("conv", "fsdp"),
+        ("flip", "data"),
+        ("flip", "fsdp"),
         pytest.param("conv", "data", marks=pytest.mark.slow),
         pytest.param("conv", "tensor", marks=pytest.mark.slow),
     ],
 )
 def test_A08_eight_devices_equal_one(image, layout, fill, quick):
     """Rows, gradients and dropout do not depend on how many devices share the work."""
-    config = {"vit": CONFIG, "conv": CONV}[image]
+    config = {"vit": CONFIG, "conv": CONV, "flip": FLIP}[image]
     graphdef, state = nnx.split(fill(lambda: build(config, nnx.Rngs(0))))
     if image not in ONE_DEVICE:
         args = (*map(jnp.asarray, batch()), jax.random.key(0))
@@ -106,11 +114,12 @@ def test_A08_eight_devices_equal_one(image, layout, fill, quick):
         np.testing.assert_allclose(np.asarray(b), np.asarray(a), atol=1e-5 * scale)
 
 
+@pytest.mark.parametrize("config", [CONFIG, FLIP], ids=["vit", "flip"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_auto_axes_trace_too(layout):
+def test_auto_axes_trace_too(layout, config):
     mesh, rules, spec = mesh_of(layout, AxisType.Auto)
     with jax.set_mesh(mesh), nnx.logical_axis_rules(rules):
-        graphdef, abstract = nnx.get_abstract_model(lambda: build(CONFIG, nnx.Rngs(0)), mesh)
+        graphdef, abstract = nnx.get_abstract_model(lambda: build(config, nnx.Rngs(0)), mesh)
         rows = NamedSharding(mesh, PartitionSpec(spec))
         args = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=rows) for a in batch()]
         key = jax.eval_shape(lambda: jax.random.key(0))
@@ -125,7 +134,9 @@ def test_every_pooling_has_its_shardings_spelled_out(text, image):
     """Explicit axes refuse to guess, so tracing is the test."""
     config = dataclasses.replace(
         CONFIG,
-        image=dataclasses.replace(VIT, pooling=image, remat="full", projection="bias"),
+        image=dataclasses.replace(
+            VIT, pooling=image, remat="full", projection="bias", keep_patches=0.5
+        ),
         text=dataclasses.replace(CONFIG.text, pooling=text, causal=True, remat="dots"),
     )
     mesh, rules, spec = mesh_of("fsdp", AxisType.Explicit)

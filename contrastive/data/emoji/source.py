@@ -10,7 +10,7 @@ import threading
 import time
 from importlib import resources
 from pathlib import Path
-from typing import Any, SupportsIndex, TypedDict
+from typing import Any, SupportsIndex
 
 import tensorflow_datasets as tfds
 from tensorflow_datasets.proto import tf_example_pb2
@@ -18,6 +18,7 @@ from tensorflow_datasets.proto import tf_example_pb2
 from contrastive.data.emoji.builder import OPENMOJI_SPLITS, SPLITS, EmojiBuilder, split_members
 from contrastive.data.emoji.concepts import STYLES
 from contrastive.data.emoji.pictures import openmoji_version, require_openmoji
+from contrastive.data.records import Record
 from contrastive.errors import DataError
 
 _ABANDONED_AFTER_S = 3600.0
@@ -25,14 +26,9 @@ _TEMPORARY_PREFIX = ".emoji-"
 _PREPARING = threading.Lock()  # output is redirected for the whole process meanwhile
 
 
-class EmojiRecord(TypedDict):
+class EmojiRecord(Record):
     """One drawing and its words; ``id`` is the concept's index and ``key`` names the drawing."""
 
-    image: bytes
-    caption: str
-    keywords: list[str]
-    id: int
-    key: str
     style: str
     group: str
     subgroup: str

@@ -1,0 +1,154 @@
+"""The kinds of pairs: what is read of a sample, and what a batch holds of it.
+
+``captions``: ``image`` and ``text``. ``views``: ``view_a`` and ``view_b``, two views of one
+picture, and where small crops are asked for ``crops`` ``[batch, crops, size, size, 3]``. ``texts``:
+``query`` and ``positive``, and where negatives are asked for ``negatives``
+``[batch, k, length]`` with ``negative_weight`` and ``negative_id`` ``[batch, k]``, as the losses
+take them: weight 0 where a pair has fewer than k.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int32, UInt8, UInt64
+from PIL import Image
+
+from contrastive.data.augment import augment, augment_as
+from contrastive.data.captions import choose_captions
+from contrastive.data.config import DataConfig
+from contrastive.data.draws import derived, uniform
+from contrastive.data.picture_config import CropConfig
+from contrastive.data.tokenizer import Tokenizer
+from contrastive.data.unchecked import UNKNOWN, Fetched
+
+_FIRST, _SECOND, _SMALL = "view a", "view b", "small view"
+Keys = UInt64[np.ndarray, " batch"]
+
+
+class Part(NamedTuple):
+    """A random part of a picture, resized to a square."""
+
+    key: UInt64[np.ndarray, " 1"]
+    crop: CropConfig
+    size: int
+
+
+def parts(config: DataConfig, key: UInt64[np.ndarray, " 1"] | None) -> list[Part | None]:
+    """The pictures that are made of one picture; None stands for the whole, which augmentation
+    changes later. No key: random parts are not taken yet."""
+    if config.pairs == "texts":
+        return []
+    crop, size = config.random_part, config.image_size
+    if key is None or (crop.area is None and not config.views.small):
+        return [None]
+    if config.pairs == "captions":
+        return [Part(key, crop, size)]
+    both = [
+        None if crop.area is None else Part(derived(key, view), crop, size)
+        for view in (_FIRST, _SECOND)
+    ]
+    little = CropConfig(area=config.views.small_area, ratio=crop.ratio)
+    return both + [
+        Part(small, little, config.views.small_size) for small in _small_keys(key, config)
+    ]
+
+
+def _small_keys(keys: Keys, config: DataConfig) -> list[Keys]:
+    return [derived(keys, f"{_SMALL} {i}") for i in range(config.views.small)]
+
+
+def make_batch(
+    found: Fetched, keys: Keys, config: DataConfig, tokenizer: Tokenizer
+) -> tuple[dict[str, np.ndarray], int]:
+    """What the towers see of a batch, and how many texts were cut.
+
+    Args:
+      found: The samples.
+      keys: One for each, the source of all randomness.
+      config: Kind of pairs, augmentation, negatives.
+      tokenizer: Turns texts to ids.
+    """
+    if config.pairs == "views":
+        return _views(found, keys, config), 0
+    if config.pairs == "texts":
+        return _texts(found, keys, config, tokenizer)
+    captions = choose_captions(found.captions, found.keywords, keys, config.captions)
+    ids, truncated = _tokens(captions, keys, "hidden", config, tokenizer)
+    images = [row[0] for row in found.images]
+    return {"image": _pixels(images, keys, config, config.image_size), "text": ids}, truncated
+
+
+def _tokens(
+    texts: Sequence[str], keys: Keys, stream: str, config: DataConfig, tokenizer: Tokenizer
+) -> tuple[Int32[np.ndarray, "n length"], int]:
+    """The ids of as many texts for each key, one after another."""
+    ids, truncated = tokenizer.encode_counted(texts)
+    hidden = config.tokenizer.hidden
+    if hidden:
+        u = uniform(keys, stream, ids.size // len(keys)).reshape(ids.shape)
+        ids = tokenizer.hide(ids, u, hidden)
+    return ids, truncated
+
+
+def _pixels(
+    images: Sequence[Image.Image], keys: Keys, config: DataConfig, size: int, view: int = 0
+) -> UInt8[np.ndarray, "batch size size 3"]:
+    stack = config.stack.stack
+    if stack is not None:
+        return augment_as(stack, images, keys, size, config.rand_augment, view)
+    return augment(images, keys, config.augment, size, config.rand_augment)
+
+
+def _views(found: Fetched, keys: Keys, config: DataConfig) -> dict[str, np.ndarray]:
+    small = config.views.small
+    second = min(1, len(found.images[0]) - small - 1)  # in the first's place if both are the whole
+    batch = {
+        f"view_{name}": _pixels(
+            [row[second * view] for row in found.images],
+            derived(keys, stream),
+            config,
+            config.image_size,
+            view,
+        )
+        for view, (name, stream) in enumerate((("a", _FIRST), ("b", _SECOND)))
+    }
+    if small:
+        crops = [
+            _pixels([row[i - small] for row in found.images], key, config, config.views.small_size)
+            for i, key in enumerate(_small_keys(keys, config))
+        ]
+        batch["crops"] = np.stack(crops, axis=1)
+    return batch
+
+
+def _texts(
+    found: Fetched, keys: Keys, config: DataConfig, tokenizer: Tokenizer
+) -> tuple[dict[str, np.ndarray], int]:
+    query, cut_query = _tokens(found.queries, keys, "hidden query", config, tokenizer)
+    positive, cut = _tokens(found.captions, keys, "hidden positive", config, tokenizer)
+    batch = {"query": query, "positive": positive}
+    if not config.negatives:
+        return batch, cut_query + cut
+    rows, count = len(keys), config.negatives
+    texts: list[str] = []
+    batch["negative_weight"] = np.zeros((rows, count), np.float32)
+    absent = UNKNOWN if found.ids.ndim == 2 else -1
+    batch["negative_id"] = np.full((rows, count, *found.ids.shape[1:]), absent, found.ids.dtype)
+    for i, chosen in enumerate(choose_negatives(found.negatives, keys, count)):
+        texts += [found.negatives[i][j] for j in chosen] + [""] * (count - len(chosen))
+        batch["negative_weight"][i, : len(chosen)] = 1.0
+        if chosen:
+            batch["negative_id"][i, : len(chosen)] = [found.negative_ids[i][j] for j in chosen]
+    ids, cut_negatives = _tokens(texts, keys, "hidden negatives", config, tokenizer)
+    batch["negatives"] = ids.reshape(rows, count, -1)
+    return batch, cut_query + cut + cut_negatives
+
+
+def choose_negatives(negatives: Sequence[Sequence[str]], keys: Keys, count: int) -> list[list[int]]:
+    """Which of each row's negatives are taken: all, or ``count`` of them at random."""
+    ranks = uniform(keys, "negatives", max(map(len, negatives), default=0))
+    return [
+        sorted(np.argsort(rank[: len(own)])[:count].tolist())
+        for rank, own in zip(ranks, negatives, strict=True)
+    ]

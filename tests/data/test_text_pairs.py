@@ -1,0 +1,434 @@
+"""Pairs of texts with negatives: read from every table, in the batch, and through to the loss."""
+
+import dataclasses
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from contrastive import losses, reference
+from contrastive.data.config import (
+    AugmentConfig,
+    CsvConfig,
+    DataConfig,
+    FieldsConfig,
+    TokenizerConfig,
+)
+from contrastive.data.draws import example_keys
+from contrastive.data.pairs import choose_negatives
+from contrastive.data.pipeline import BatchLoader, load_tokenizer, open_source
+from contrastive.data.records import DataErrors, InMemorySource
+from contrastive.errors import ConfigError, DataError
+
+CONFIG = DataConfig(
+    source="a.jsonl",
+    pairs="texts",
+    text_length=8,
+    tokenizer=TokenizerConfig(kind="words"),
+    negatives=2,
+    threads=0,
+)
+ROWS = [
+    {
+        "id": f"q{i}",
+        "question": f"what is number {i}",
+        "positive": f"answer {i}",
+        "negatives": [f"wrong {i} {j}" for j in range(i % 4)],
+    }
+    for i in range(12)
+]
+
+
+class Indexed(InMemorySource):
+    fingerprint = "abc"
+    errors = DataErrors()
+
+
+@pytest.fixture
+def open_loader():
+    loaders = []
+
+    def open_one(source, config=CONFIG, *, batch_size=4, **options):
+        tokenizer = load_tokenizer(config, source)
+        loader = BatchLoader(source, config, tokenizer, batch_size=batch_size, seed=1, **options)
+        loaders.append(loader)
+        return loader, tokenizer
+
+    yield open_one
+    for loader in loaders:
+        loader.close()
+
+
+def jsonl(path, rows=ROWS):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def csv_text(rows, cell, tab=","):
+    lines = [tab.join(("id", "question", "positive", "negatives"))]
+    for row in rows:
+        cells = (row["id"], row["question"], row["positive"], cell(row["negatives"]))
+        lines.append(tab.join('"' + c.replace('"', '""') + '"' for c in cells))
+    return "\n".join(lines) + "\n"
+
+
+def write(kind, folder):
+    """The rows as a file of this kind, and the settings that it needs."""
+    fields = {}
+    if kind == "jsonl":
+        return jsonl(folder / "a.jsonl"), fields
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(ROWS), folder / "a.parquet")
+        return str(folder / "a.parquet"), fields
+    if kind == "arrow":
+        table = pa.Table.from_pylist(ROWS)
+        with pa.ipc.new_stream(folder / "a.arrow", table.schema) as writer:
+            writer.write_table(table)
+        return str(folder / "a.arrow"), fields
+    if kind == "csv":  # a list as JSON in the cell
+        (folder / "a.csv").write_text(csv_text(ROWS, json.dumps))
+        return str(folder / "a.csv"), fields
+    if kind == "tsv":
+        (folder / "a.tsv").write_text(csv_text(ROWS, " ; ".join, "\t"))
+        return str(folder / "a.tsv"), {"negatives_separator": ";"}
+    numbered = [
+        {"query": row["question"], "answer": row["positive"]}
+        | {f"negative_{j}": (row["negatives"] + [""] * 3)[j] for j in range(3)}
+        | {"key": row["id"]}
+        for row in ROWS
+    ]
+    return jsonl(folder / "numbered.jsonl", numbered), fields
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "arrow", "csv", "tsv", "numbered"])
+def test_every_table_gives_the_same_pairs(kind, tmp_path):
+    source, fields = write(kind, tmp_path)
+    config = DataConfig(source=source, pairs="texts", fields=FieldsConfig(**fields))
+    found = {}
+    for split in ("train", "validation"):
+        part = open_source(config, split)
+        for i in range(len(part)):
+            record = part[i]
+            assert record["key"] not in found
+            found[record["key"]] = record
+            words, others = part.text(i)
+            assert words == record["caption"]
+            assert {record["query"], *record["negatives"]} == set(others)
+    assert set(found) == {row["id"] for row in ROWS}
+    for row in ROWS:
+        record = found[row["id"]]
+        assert record["query"] == row["question"]
+        assert record["caption"] == row["positive"]
+        assert record["negatives"] == row["negatives"]
+        assert record["image"] == b""
+
+
+def test_negatives_by_key_from_a_file(tmp_path):
+    more = [{"key": "q1", "negatives": ["far", "wrong 1 0"]}, {"key": "q8", "negatives": ["away"]}]
+    fields = FieldsConfig(negatives_file=jsonl(tmp_path / "more.jsonl", more), held_out_share=0.0)
+    config = DataConfig(source=jsonl(tmp_path / "a.jsonl"), pairs="texts", fields=fields)
+    source = open_source(config, "train")
+    found = {record["key"]: record["negatives"] for record in map(source.__getitem__, range(12))}
+    assert found["q1"] == ["wrong 1 0", "far"]  # equal ones once
+    assert found["q8"] == ["away"]
+    assert found["q2"] == ["wrong 2 0", "wrong 2 1"]
+    without = dataclasses.replace(fields, negatives_file=None)
+    plain = open_source(dataclasses.replace(config, fields=without), "train")
+    assert plain.fingerprint != source.fingerprint
+    for text, words in (
+        ('{"key": "q1"}\n', r"line 1.*KeyError"),
+        ('\n{"key": "q1", "negatives": [3]}\n', r"line 2.*negatives are texts"),
+        ("no\n", "line 1"),
+        ("\n", "holds no negatives"),
+    ):
+        (tmp_path / "more.jsonl").write_text(text)
+        with pytest.raises(DataError, match=words):
+            open_source(config, "train")
+    (tmp_path / "more.jsonl").unlink()
+    with pytest.raises(DataError, match="cannot be read"):
+        open_source(config, "train")
+    nameless = [{k: v for k, v in row.items() if k != "id"} for row in ROWS]
+    jsonl(tmp_path / "more.jsonl", more)
+    jsonl(tmp_path / "a.jsonl", nameless)
+    with pytest.raises(DataError, match="no field for the key of a sample"):
+        open_source(config, "train")
+
+
+def test_passages_as_retrieval_sets_write_them(tmp_path):
+    rows = [
+        {
+            "query_id": "7",
+            "query": "who",
+            "positive_passages": [{"docid": "1", "title": "Me", "text": "I did"}, {"text": "no"}],
+            "negative_passages": [{"docid": "2", "title": "", "text": "You"}],
+        }
+    ] * 2
+    fields = FieldsConfig(held_out_share=0.0)
+    config = DataConfig(source=jsonl(tmp_path / "a.jsonl", rows), pairs="texts", fields=fields)
+    record = open_source(config, "train")[0]
+    assert (record["query"], record["caption"], record["negatives"]) == ("who", "Me I did", ["You"])
+    assert record["key"] == "7"
+
+
+def records_of(rows):
+    return [
+        {
+            "image": b"",
+            "caption": row["positive"],
+            "keywords": [],
+            "id": -1,
+            "key": row["id"],
+            "query": row["question"],
+            "negatives": row["negatives"],
+        }
+        for row in rows
+    ]
+
+
+@pytest.mark.parametrize("check", ["before", "during"])
+def test_batch_is_as_agreed(open_loader, check):
+    config = dataclasses.replace(CONFIG, check=check)
+    loader, tokenizer = open_loader(Indexed(records_of(ROWS)), config)
+    batch = next(loader)
+    words = () if check == "before" else (2,)
+    assert {name: x.shape for name, x in batch.items() if name != "weight"} == {
+        "query": (4, 8),
+        "positive": (4, 8),
+        "negatives": (4, 2, 8),
+        "negative_weight": (4, 2),
+        "negative_id": (4, 2, *words),
+        "id": (4, *words),
+        "example": (4,),
+    }
+    assert batch["negative_id"].dtype == batch["id"].dtype
+    for i, example in enumerate(batch["example"]):
+        row = ROWS[example]
+        assert tokenizer.decode(batch["query"][i]) == row["question"]
+        assert tokenizer.decode(batch["positive"][i]) == row["positive"]
+        count = min(len(row["negatives"]), 2)
+        assert batch["negative_weight"][i].tolist() == [1.0] * count + [0.0] * (2 - count)
+        shown = [tokenizer.decode(ids) for ids in batch["negatives"][i]]
+        assert set(shown[:count]) <= set(row["negatives"])
+        assert len(set(shown[:count])) == count
+        assert shown[count:] == [""] * (2 - count)
+        unknown = np.array(-1, np.int32).view(np.uint32) if words else -1
+        assert (batch["negative_id"][i, count:] == unknown).all()
+
+
+def test_negatives_are_drawn_anew_and_evenly():
+    own = [[str(i) for i in range(5)]] * 4000
+    chosen = np.array(choose_negatives(own, example_keys(0, np.arange(4000)), 2))
+    assert (np.diff(chosen, axis=1) > 0).all()
+    pairs, times = np.unique(chosen, axis=0, return_counts=True)
+    assert len(pairs) == 10
+    assert ((times - 400) ** 2 / 400).sum() < 30  # chi square, 9 degrees
+    assert choose_negatives([["a"], [], ["a", "b"]], example_keys(0, np.arange(3)), 2) == [
+        [0],
+        [],
+        [0, 1],
+    ]
+
+
+def test_resume_and_processes(open_loader):
+    source = InMemorySource(records_of(ROWS))
+    whole, _ = open_loader(source)
+    batches = [next(whole) for _ in range(7)]
+    parts = [open_loader(source, process_index=i, process_count=2)[0] for i in range(2)]
+    for part in parts:
+        part.restore({**whole.state(), "step": 5})
+    halves = [next(part) for part in parts]
+    for name, rows in batches[5].items():
+        np.testing.assert_array_equal(np.concatenate([h[name] for h in halves]), rows)
+    changed = records_of(ROWS)
+    changed[3]["negatives"] = ["another"]
+    with pytest.raises(DataError, match="The data has changed"):
+        open_loader(InMemorySource(changed))[0].restore(whole.state())
+
+
+def test_hidden_tokens_in_all_texts(open_loader):
+    words = TokenizerConfig(kind="words", hidden=0.5)
+    config = dataclasses.replace(CONFIG, tokenizer=words, text_length=10)
+    loader, tokenizer = open_loader(InMemorySource(records_of(ROWS)), config, batch_size=12)
+    batch = next(loader)
+    for name in ("query", "positive", "negatives"):
+        rows = batch[name].reshape(-1, 10)
+        text = np.arange(10) < tokenizer.lengths(rows)[:, None]
+        share = (rows == tokenizer.unknown_id).sum() / (text.sum() - 2 * len(rows))
+        assert 0.3 < share < 0.7, name
+
+
+def content(rows, **options):
+    """Content ids by example, and of negatives by (example, text)."""
+    config = dataclasses.replace(CONFIG, negatives=4, **options)
+    source = Indexed(records_of(rows))
+    tokenizer = load_tokenizer(config, source)
+    loader = BatchLoader(source, config, tokenizer, batch_size=len(rows), seed=0)
+    batch = next(loader)
+    loader.close()
+    ids, negatives = {}, {}
+    for i, example in enumerate(batch["example"].tolist()):
+        ids[example] = tuple(np.atleast_1d(batch["id"][i]).tolist())
+        for j in np.flatnonzero(batch["negative_weight"][i]):
+            text = tokenizer.decode(batch["negatives"][i, j])
+            negatives[example, text] = tuple(np.atleast_1d(batch["negative_id"][i, j]).tolist())
+    return ids, negatives
+
+
+@pytest.mark.parametrize("check", ["before", "during"])
+def test_a_negative_that_is_a_positive_has_its_content_id(check):
+    rows = [dict(row) for row in ROWS]
+    rows[0]["negatives"] = ["Answer  5", "nothing else"]
+    rows[1]["negatives"] = ["nothing else", "answer 1"]
+    rows[2]["positive"] = "ANSWER 3"
+    ids, negatives = content(rows, check=check)
+    assert negatives[0, "answer 5"] == ids[5]
+    assert negatives[1, "answer 1"] == ids[1]
+    assert negatives[0, "nothing else"] == negatives[1, "nothing else"]
+    assert ids[2] == ids[3]
+    assert len({*ids.values(), *negatives.values()}) == 11 + len(
+        {"nothing else", *(text for row in rows[2:] for text in row["negatives"])}
+    )
+
+
+def test_equal_queries_are_equal_content_where_asked():
+    rows = [dict(row) for row in ROWS]
+    rows[2]["question"] = "What is number  3"
+    assert content(rows)[0][2] == content(rows)[0][3]
+    second = content(rows, content="second")[0]
+    assert second[2] != second[3]
+    during = content(rows, check="during")[0]
+    assert during[2] != during[3]
+
+
+def test_bad_texts_are_counted_by_reason(open_loader):
+    rows = records_of(ROWS)
+    rows[1]["query"], rows[2]["caption"] = "  ", ""
+    loose = dataclasses.replace(CONFIG, max_bad_share=0.5)
+    loader, _ = open_loader(Indexed(rows), loose)
+    assert loader.errors.counts == {"empty query": 1, "empty positive": 1}
+    during, _ = open_loader(Indexed(rows), dataclasses.replace(loose, check="during"))
+    batches = [next(during) for _ in range(3)]
+    bad = [e for b in batches for e, w in zip(b["example"], b["weight"], strict=True) if w == 0]
+    assert sorted(bad) == [1, 2]
+    for batch in batches:
+        for row in np.flatnonzero(batch["weight"] == 0):
+            assert not batch["negative_weight"][row].any()
+
+
+def test_hostile_rows(tmp_path):
+    lines = [
+        b'{"id": "a", "question": "caf\xe9", "positive": "p"}',
+        b'{"id": "b", "question": 5, "positive": "p"}',
+        b'{"id": "c", "question": {"body": "x"}, "positive": "p"}',
+        b'["no object"]',
+        b'{"id": "d", "question": null, "positive": "p", "negatives": null}',
+        b'{"id": "e", "question": "\xef\xbb\xbfq", "positive": ["p", "r"], "negatives": "n"}',
+    ]
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+    fields = FieldsConfig(held_out_share=0.0, negatives="negatives")
+    config = DataConfig(source=str(tmp_path / "a.jsonl"), pairs="texts", fields=fields)
+    source = open_source(config, "train")
+    found = []
+    for i in range(len(source)):
+        try:
+            found.append((source[i]["query"], source[i]["caption"], source[i]["negatives"]))
+        except Exception as error:
+            found.append(str(error).partition(":")[0])
+    assert found == [
+        "text is not utf-8",
+        "value is not a text",
+        "object without a text",
+        "line is not a JSON object",
+        ("", "p", []),
+        ("q", "p", ["n"]),
+    ]
+
+
+def unit(tokens):
+    """Rows that depend on the tokens alone: a stand-in for a tower."""
+    table = np.random.default_rng(0).normal(size=(5000, 6))
+    rows = table[tokens].sum(axis=-2)
+    return (rows / np.linalg.norm(rows, axis=-1, keepdims=True)).astype(np.float32)
+
+
+@pytest.mark.parametrize("check", ["before", "during"])
+@pytest.mark.parametrize("share", [True, False])
+def test_the_loss_gets_what_the_reference_expects(open_loader, check, share):
+    """From texts to InfoNCE: the plain float64 loss is computed from the texts themselves."""
+    rows = [dict(row) for row in ROWS]
+    rows[4]["negatives"] = ["answer 7", "wrong 4", "answer 4"]  # the last is its own positive
+    rows[9]["positive"] = "Answer 7"
+    config = dataclasses.replace(CONFIG, check=check, negatives=3)
+    loader, tokenizer = open_loader(Indexed(records_of(rows)), config, batch_size=12)
+    batch = next(loader)
+    found = losses.info_nce(
+        jnp.asarray(unit(batch["query"])),
+        jnp.asarray(unit(batch["positive"])),
+        10.0,
+        negatives=jnp.asarray(unit(batch["negatives"])),
+        share_negatives=share,
+        key_ids=batch["id"],
+        negative_ids=batch["negative_id"],
+        negative_weights=batch["negative_weight"],
+        weights=batch.get("weight"),
+    )
+
+    def rows_of(texts):
+        return unit(tokenizer.encode(texts)).astype(np.float64)
+
+    order = [rows[e] for e in batch["example"]]
+    queries = rows_of([row["question"] for row in order])
+    positives = rows_of([row["positive"] for row in order])
+    total = 0.0
+    for i, row in enumerate(order):
+        own = row["positive"].lower()
+        rivals = [positives[j] for j in range(12) if order[j]["positive"].lower() != own]
+        mine = order if share else [row]
+        texts = [t for other in mine for t in other["negatives"] if t != own]
+        rivals = np.array(rivals + list(rows_of(texts))) if texts else np.array(rivals)
+        logits = 10.0 * np.concatenate([[queries[i] @ positives[i]], rivals @ queries[i]])
+        total += np.log(np.exp(logits - logits[0]).sum())
+    np.testing.assert_allclose(found, total / 12, rtol=1e-5)
+    oracle, _ = reference.info_nce(
+        unit(batch["query"]),
+        unit(batch["positive"]),
+        10.0,
+        negatives=unit(batch["negatives"]),
+        share_negatives=share,
+        key_ids=batch["id"],
+        negative_ids=batch["negative_id"],
+        negative_weights=batch["negative_weight"],
+    )
+    np.testing.assert_allclose(oracle, total / 12, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "change,words",
+    [
+        ({"augment": AugmentConfig(flip=0.5)}, r"config\.data\.augment has no effect"),
+        ({"fields": FieldsConfig(image="x")}, r"config\.data\.fields\.image has no effect"),
+        ({"source": "a.tar"}, "webdataset holds no pairs of texts"),
+        ({"source": "emoji"}, "emoji holds no pairs of texts"),
+        ({"content": "first"}, "use 'second' or 'either'"),
+        ({"negatives": -1}, "negatives = -1"),
+        ({"content": "either", "check": "during"}, "needs config.data.check = 'before'"),
+        ({"source": "a.csv", "csv": CsvConfig(caption="x")}, r"csv\.caption has no effect"),
+        ({"source": "a.csv", "fields": FieldsConfig(split="x")}, r"fields\.split has no effect"),
+        ({"fields": FieldsConfig(keywords_separator=",")}, "keywords_separator has no effect"),
+    ],
+)
+def test_settings_that_cannot_be(change, words):
+    with pytest.raises(ConfigError, match=words):
+        dataclasses.replace(CONFIG, **change)
+
+
+def test_columns_that_are_missing_are_named(tmp_path):
+    source = jsonl(tmp_path / "a.jsonl", [{"text": "a", "other": "b"}])
+    with pytest.raises(DataError, match=r"no field for the query.*'text', 'other'"):
+        open_source(DataConfig(source=source, pairs="texts"), "train")
+    fields = FieldsConfig(query="text", positive="missing")
+    with pytest.raises(DataError, match=r"no field 'missing' \(config\.data\.fields\.positive"):
+        open_source(DataConfig(source=source, pairs="texts", fields=fields), "train")
