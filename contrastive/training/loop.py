@@ -87,7 +87,8 @@ def run(
         assert batch is not None
         position = batches.state()
         size = batch["id"].shape[0]
-        state, metrics = step_fn(state, batch)
+        with jax.profiler.StepTraceAnnotation("train", step_num=step + 1):
+            state, metrics = step_fn(state, batch)
         step += 1
         hooks.dispatched(step, metrics)
         last = step == stop or hooks.stop_requested()
@@ -138,7 +139,8 @@ class _Meter:
 
     def waiting(self, batches: Iterator | Batches) -> dict[str, np.ndarray]:
         begin = time.perf_counter()
-        batch = next(batches)
+        with jax.profiler.TraceAnnotation("wait for input"):
+            batch = next(batches)
         self._waited += time.perf_counter() - begin
         return batch
 
@@ -159,7 +161,8 @@ class _Meter:
 
     def _report(self, step: int, size: int, metrics: dict[str, jax.Array]) -> None:
         begin = time.perf_counter()
-        host = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        with jax.profiler.TraceAnnotation("wait for devices"):
+            host = {name: float(value) for name, value in jax.device_get(metrics).items()}
         self._blocked += time.perf_counter() - begin
         self._examples += size
         for name in ("loss", "gradient_norm"):

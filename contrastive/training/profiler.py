@@ -13,6 +13,8 @@ class Profiler:
 
     Called with the number of every step once it is on its way, and with the number of the step
     before the first. The last step is waited for, so that its work on the device is in the trace.
+    Python's calls are not traced: that alone would make the host the slowest part. The loop's own
+    waiting is marked: ``wait for input``, ``wait for devices``.
 
     Args:
       workdir: The trace goes to its folder ``profile``.
@@ -33,7 +35,9 @@ class Profiler:
             self.close()
             self._steps = None
         elif not self._running and step + 1 in self._steps:
-            jax.profiler.start_trace(str(self._folder))
+            options = jax.profiler.ProfileOptions()
+            options.python_tracer_level = 0
+            jax.profiler.start_trace(str(self._folder), profiler_options=options)
             self._running = True
 
     def close(self) -> None:
