@@ -12,7 +12,7 @@ help:  ## list the targets
 env:  ## create .venv with pinned dependencies (does nothing when it is up to date)
 	@sh launch/environment.sh
 
-env-plan:  ## add the compilers that `contrastive plan` uses: libtpu, CUDA (1 GB)
+env-plan:  ## add the compilers that `contrastive plan` uses: libtpu, CUDA (1.3 GB)
 	@sh launch/environment.sh plan
 
 parity: env  ## create .venv-parity: PyTorch and the libraries that this one is compared with

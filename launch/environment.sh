@@ -1,6 +1,6 @@
 #!/bin/sh
 # Creates .venv with everything that development needs, from constraints.txt. Called by `make env`;
-# `environment.sh plan` (for the tests and `make env-plan`) adds the compilers of TPUs and GPUs, 1 GB.
+# `environment.sh plan` (for the tests and `make env-plan`) adds the compilers of TPUs and GPUs, 1.3 GB.
 # The newest Python that really runs is taken: version managers leave shims on PATH that fail until
 # a version is chosen, so each candidate is asked to run before it is believed.
 set -eu

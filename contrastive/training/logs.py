@@ -102,7 +102,7 @@ def import_wandb() -> Any:
       UserError: It is not installed.
     """
     try:
-        import wandb
+        import wandb  # pyright: ignore[reportMissingImports]
 
         wandb.init  # noqa: B018  a folder of that name would be imported too
     except (ImportError, AttributeError) as error:

@@ -47,7 +47,7 @@ def make_index(pattern: str, cache: pathlib.Path, tars: int, rows: np.ndarray) -
     """The index that `contrastive data index` would make of the linked tars."""
     from contrastive.data.webdataset import _identify
 
-    shards, digest = _identify(pattern, FIELDS)
+    shards, digest = _identify(pattern, FIELDS, captions=True)
     folder = cache / f"webdataset-{digest}"
     folder.mkdir(parents=True)
     with open(folder / "samples.bin", "wb") as table, open(folder / "keys.bin", "wb") as keys:

@@ -333,16 +333,14 @@ def test_a_full_size_pod_program():
 @needs_tpu_compiler
 @pytest.mark.slow
 def test_a_search_compiles_and_ranks(command):
-    found = command("v5e:4x4", search=4)
+    found = command("v5e:4x4", search=3)
     tried = found["search"]
-    assert [one["fits"] for one in tried] == [True] * 4
+    assert [one["fits"] for one in tried] == [True] * 3
     steps = [one["estimate"]["step_seconds"] for one in tried]
     assert steps == sorted(steps)
-    assert found["peak_bytes_per_device"] == tried[0]["peak_bytes_per_device"]
-    settings = {one["settings"] for one in tried}
-    assert len(settings) == 4
-    assert sum("train.microbatches=4" in one for one in settings) == 1
+    assert found["settings"] == tried[0]["settings"]
     by_remat = {one["settings"].split("remat=")[1].split()[0]: one for one in tried}
+    assert set(by_remat) == {"none", "dots", "full"}
     assert by_remat["none"]["flops_per_example"] < by_remat["full"]["flops_per_example"]
 
 
