@@ -19,7 +19,7 @@ from jax.profiler import ProfileData
 _EXECUTIONS = "tf_XLAExecute"  # the threads of the CPU client that run programs
 _EXECUTION = "ThunkExecutor::Execute (wait for completion)"
 
-Span: TypeAlias = tuple[float, float]  # begin and end in milliseconds
+Span: TypeAlias = "tuple[float, float]"  # begin and end in milliseconds
 
 
 def spans(data: ProfileData, name: str, threads: str = "") -> list[Span]:
