@@ -254,6 +254,12 @@ def resolve(partition: LogitPartition | None, rows: Array, name: str = "batch") 
             axes = ()
         mesh = partition.mesh
         axes = tuple(partition.axes or axes or mesh.axis_names)
+    kinds = {} if mesh is None else dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    if len(set(kinds.values())) > 1 and any(kinds[a] != AxisType.Explicit for a in axes):
+        raise ValueError(
+            f"the {name} is cut over axes {axes} of a mesh that mixes {kinds}; make all its axes "
+            "Explicit, or all Auto."
+        )
     precision = partition.precision
     if precision is None:
         full = accumulator(rows.dtype) == rows.dtype

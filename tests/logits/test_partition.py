@@ -56,6 +56,14 @@ def test_axes_have_to_be_distinct_axes_of_the_mesh(tools):
             LogitPartition(mesh, axes)
 
 
+def test_mixed_kinds_of_axes_are_named():
+    kinds = (AxisType.Explicit, AxisType.Auto)
+    mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=kinds)
+    x = jnp.asarray(rows())
+    with pytest.raises(ValueError, match="make all its axes Explicit, or all Auto"):
+        clip_loss(x, x, 1.0, partition=LogitPartition(mesh, "b"))
+
+
 def test_a_batch_that_does_not_divide_names_the_sizes(tools):
     x = jnp.asarray(rows(12))
     partition = LogitPartition(tools.make_mesh("8"), exchange="ring")
