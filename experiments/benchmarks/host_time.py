@@ -12,18 +12,15 @@ import argparse
 import itertools
 import pathlib
 import statistics
-from typing import TypeAlias
 
 from jax.profiler import ProfileData
 
 _EXECUTIONS = "tf_XLAExecute"  # the threads of the CPU client that run programs
 _EXECUTION = "ThunkExecutor::Execute (wait for completion)"
 
-Span: TypeAlias = "tuple[float, float]"  # begin and end in milliseconds
 
-
-def spans(data: ProfileData, name: str, threads: str = "") -> list[Span]:
-    """Events of this name, in order."""
+def spans(data: ProfileData, name: str, threads: str = "") -> list[tuple[float, float]]:
+    """Events of this name, in order: begin and end in milliseconds."""
     found = [
         (event.start_ns / 1e6, (event.start_ns + event.duration_ns) / 1e6)
         for plane in data.planes
@@ -35,14 +32,14 @@ def spans(data: ProfileData, name: str, threads: str = "") -> list[Span]:
     return sorted(found)
 
 
-def steps_on_device(data: ProfileData) -> list[Span]:
+def steps_on_device(data: ProfileData) -> list[tuple[float, float]]:
     """Executions of the train step: those of at least half the length of the longest."""
     found = spans(data, _EXECUTION, _EXECUTIONS)
     longest = max(end - begin for begin, end in found)
     return [(begin, end) for begin, end in found if end - begin > longest / 2]
 
 
-def total(found: list[Span], window: Span) -> float:
+def total(found: list[tuple[float, float]], window: tuple[float, float]) -> float:
     """Milliseconds inside the window."""
     return sum(max(min(e, window[1]) - max(b, window[0]), 0.0) for b, e in found)
 
