@@ -12,6 +12,7 @@ import argparse
 import itertools
 import pathlib
 import statistics
+from typing import Any
 
 from jax.profiler import ProfileData
 
@@ -19,7 +20,7 @@ _EXECUTIONS = "tf_XLAExecute"  # the threads of the CPU client that run programs
 _EXECUTION = "ThunkExecutor::Execute (wait for completion)"
 
 
-def spans(data: ProfileData, name: str, threads: str = "") -> list[tuple[float, float]]:
+def spans(data: Any, name: str, threads: str = "") -> list[tuple[float, float]]:
     """Events of this name, in order: begin and end in milliseconds."""
     found = [
         (event.start_ns / 1e6, (event.start_ns + event.duration_ns) / 1e6)
@@ -32,7 +33,7 @@ def spans(data: ProfileData, name: str, threads: str = "") -> list[tuple[float, 
     return sorted(found)
 
 
-def steps_on_device(data: ProfileData) -> list[tuple[float, float]]:
+def steps_on_device(data: Any) -> list[tuple[float, float]]:
     """Executions of the train step: those of at least half the length of the longest."""
     found = spans(data, _EXECUTION, _EXECUTIONS)
     longest = max(end - begin for begin, end in found)

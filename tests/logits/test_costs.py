@@ -181,7 +181,7 @@ def test_one_way_losses_skip_the_column_half():
 def test_sigmoid_takes_one_logarithm_for_64_entries():
     partition = LogitPartition(exchange="gather", block_rows=32, block_cols=128)
     text = str(jax.make_jaxpr(step(sigmoid, partition))(*shapes(None, 256, 16)))
-    assert re.findall(r"f32\[([0-9,]+)\] = log1p", text) == ["32,2", "256"]
+    assert sorted(re.findall(r"f32\[([0-9,]+)\] = log1p", text)) == ["256", "32,2"]
 
 
 # --- many chips -----------------------------------------------------------------------------------
