@@ -197,7 +197,7 @@ PLAIN = """
 from ml_collections import ConfigDict
 
 def get_config(_=""):
-    config = ConfigDict({"name": "other pairs", "total_steps": 1, "batch_size": 4})
+    config = ConfigDict({"name": "other pairs", "total_steps": 1, "batch_size": 8})
     config.data = ConfigDict({"text_length": 8})
     return config
 """
