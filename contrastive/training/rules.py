@@ -132,12 +132,12 @@ def _cut_by_the_compiler(muon: optax.GradientTransformation) -> optax.GradientTr
     """Muon on matrices that are cut over an Explicit mesh: it does not say where its products go,
     so the compiler decides. Results and moments lie as their parameters do."""
 
-    def update(updates: Any, state: Any, parameters: Any = None) -> tuple[Any, Any]:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         if jax.sharding.get_abstract_mesh().empty:
-            return muon.update(updates, state, parameters)
+            return muon.update(updates, state, params)
         placed = jax.tree.map(lambda x: jax.typeof(x).sharding.spec, (updates, state))
-        call = jax.sharding.auto_axes(muon.update, out_sharding=placed)
-        return call(updates, state, parameters)
+        call: Any = jax.sharding.auto_axes(muon.update, out_sharding=placed)
+        return call(updates, state, params)
 
     return optax.GradientTransformation(muon.init, update)
 

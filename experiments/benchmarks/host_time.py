@@ -12,6 +12,7 @@ import argparse
 import itertools
 import pathlib
 import statistics
+from typing import Any
 
 from jax.profiler import ProfileData
 
@@ -21,7 +22,7 @@ _EXECUTION = "ThunkExecutor::Execute (wait for completion)"
 Span = tuple[float, float]  # begin and end in milliseconds
 
 
-def spans(data: ProfileData, name: str, threads: str = "") -> list[Span]:
+def spans(data: Any, name: str, threads: str = "") -> list[Span]:
     """Events of this name, in order."""
     found = [
         (event.start_ns / 1e6, (event.start_ns + event.duration_ns) / 1e6)
@@ -34,7 +35,7 @@ def spans(data: ProfileData, name: str, threads: str = "") -> list[Span]:
     return sorted(found)
 
 
-def steps_on_device(data: ProfileData) -> list[Span]:
+def steps_on_device(data: Any) -> list[Span]:
     """Executions of the train step: those of at least half the length of the longest."""
     found = spans(data, _EXECUTION, _EXECUTIONS)
     longest = max(end - begin for begin, end in found)
