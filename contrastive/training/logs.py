@@ -1,6 +1,7 @@
 """Where the numbers of a run go: ``metrics.jsonl``, TensorBoard, Weights & Biases, the terminal."""
 
 import dataclasses
+import importlib
 import json
 import math
 import os
@@ -102,8 +103,7 @@ def import_wandb() -> Any:
       UserError: It is not installed.
     """
     try:
-        import wandb  # pyright: ignore[reportMissingImports]
-
+        wandb = importlib.import_module("wandb")
         wandb.init  # noqa: B018  a folder of that name would be imported too
     except (ImportError, AttributeError) as error:
         raise UserError(

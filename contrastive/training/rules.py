@@ -55,12 +55,10 @@ def make_rule(name: Rule, moment: Moment, mu_dtype: Any) -> optax.GradientTransf
         if not b1:
             return clipped
         return optax.chain(clipped, optax.ema(b1, debias=False, accumulator_dtype=mu_dtype))
-    orthogonal = optax.chain(
-        contrib.scale_by_muon(
-            beta=b1, eps=moment("eps"), mu_dtype=mu_dtype, weight_dimension_numbers=_dimensions
-        ),
-        _even_size(),
+    muon = contrib.scale_by_muon(
+        beta=b1, eps=moment("eps"), mu_dtype=mu_dtype, weight_dimension_numbers=_dimensions
     )
+    orthogonal = optax.chain(_cut_by_the_compiler(muon), _even_size())
     adam = optax.scale_by_adam(0.9, moment("b2"), moment("eps"), mu_dtype=mu_dtype)
     return optax.chain(
         optax.masked(orthogonal, matrices),
@@ -128,6 +126,20 @@ def _dimensions(updates: Any) -> Any:
         return contrib.MuonDimensionNumbers(*axes)
 
     return jax.tree_util.tree_map_with_path(one, updates)
+
+
+def _cut_by_the_compiler(muon: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Muon on matrices that are cut over an Explicit mesh: it does not say where its products go,
+    so the compiler decides. Results and moments lie as their parameters do."""
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        if jax.sharding.get_abstract_mesh().empty:
+            return muon.update(updates, state, params)
+        placed = jax.tree.map(lambda x: jax.typeof(x).sharding.spec, (updates, state))
+        call: Any = jax.sharding.auto_axes(muon.update, out_sharding=placed)
+        return call(updates, state, params)
+
+    return optax.GradientTransformation(muon.init, update)
 
 
 def _even_size() -> optax.GradientTransformation:

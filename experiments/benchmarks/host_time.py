@@ -19,9 +19,11 @@ from jax.profiler import ProfileData
 _EXECUTIONS = "tf_XLAExecute"  # the threads of the CPU client that run programs
 _EXECUTION = "ThunkExecutor::Execute (wait for completion)"
 
+Span = tuple[float, float]  # begin and end in milliseconds
 
-def spans(data: Any, name: str, threads: str = "") -> list[tuple[float, float]]:
-    """Events of this name, in order: begin and end in milliseconds."""
+
+def spans(data: Any, name: str, threads: str = "") -> list[Span]:
+    """Events of this name, in order."""
     found = [
         (event.start_ns / 1e6, (event.start_ns + event.duration_ns) / 1e6)
         for plane in data.planes
@@ -33,14 +35,14 @@ def spans(data: Any, name: str, threads: str = "") -> list[tuple[float, float]]:
     return sorted(found)
 
 
-def steps_on_device(data: Any) -> list[tuple[float, float]]:
+def steps_on_device(data: Any) -> list[Span]:
     """Executions of the train step: those of at least half the length of the longest."""
     found = spans(data, _EXECUTION, _EXECUTIONS)
     longest = max(end - begin for begin, end in found)
     return [(begin, end) for begin, end in found if end - begin > longest / 2]
 
 
-def total(found: list[tuple[float, float]], window: tuple[float, float]) -> float:
+def total(found: list[Span], window: Span) -> float:
     """Milliseconds inside the window."""
     return sum(max(min(e, window[1]) - max(b, window[0]), 0.0) for b, e in found)
 

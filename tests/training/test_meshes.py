@@ -18,11 +18,13 @@ from contrastive.towers import (
     TwoTowerConfig,
     VisionTransformerConfig,
 )
+from contrastive.training import rules
 from contrastive.training.loop import to_device
+from contrastive.training.optimizer import OptimizerConfig, make_optimizer
 from contrastive.training.state import abstract_state, init_state
 from contrastive.training.step import make_train_step
 
-STEPS, BATCH = 20, 16
+STEPS, BATCH = 4, 16
 SHAPE = {"width": 16, "depth": 2, "heads": 2, "mlp_ratio": 2.0, "dropout": 0.1}
 CONFIG = TwoTowerConfig(
     image=VisionTransformerConfig(**SHAPE, patch_size=4, pooling="cls", remat="full"),
@@ -152,6 +154,30 @@ def test_parameters_moments_and_average_are_cut_alike():
     for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(abstract), strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
         assert a.sharding.is_equivalent_to(b.sharding, a.ndim)
+
+
+@pytest.mark.parametrize("mesh", ["1", "2x2x2"])
+@pytest.mark.parametrize("name", rules.DEFAULTS)
+def test_every_rule_leaves_parameters_and_moments_where_they_are(name, mesh):
+    mesh = make_mesh(MeshConfig(**MESHES[mesh]), jax.devices()[: 1 if mesh == "1" else 8])
+    optimizer = make_optimizer(
+        OptimizerConfig(name=name), lambda step: jnp.float32(0.1), max_scale=100.0
+    )
+    _, state = abstract_state(build_for(LossConfig()), optimizer, mesh, average=False)
+    with jax.set_mesh(mesh), jax.numpy_dtype_promotion("standard"):
+        update = jax.eval_shape(
+            optimizer.update, state.parameters, state.optimizer, state.parameters
+        )
+    for found, wanted in zip(update, (state.parameters, state.optimizer), strict=True):
+        assert whole_specs(found) == whole_specs(wanted)
+
+
+def whole_specs(tree):
+    """How each array is cut, one entry a dimension."""
+    return {
+        name: (*leaf.sharding.spec, *[None] * (leaf.ndim - len(leaf.sharding.spec)))
+        for name, leaf in by_name(tree).items()
+    }
 
 
 @pytest.mark.parametrize("axis, entries", [("fsdp", "embed"), ("tensor", "heads")])
