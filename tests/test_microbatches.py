@@ -192,7 +192,7 @@ def bytes_summed(microbatches, **sizes):
         step = jax.jit(jax.value_and_grad(value))
         batch = jax.tree.map(put, make_batch())
         text = step.lower(state.parameters, batch).compile().as_text()
-    rows = [r for r in collectives(hlo.parse(text), dict(mesh.shape)) if not r.loss]
+    rows = [r for r in collectives(hlo.parse(text), dict(mesh.shape), mesh.size) if not r.loss]
     own = sum(
         math.prod(x.sharding.shard_shape(x.shape)) * 4 for x in jax.tree.leaves(state.parameters)
     )
