@@ -12,6 +12,10 @@ class ConfigError(UserError):
     """A key of the configuration is unknown, unused, of the wrong type or contradicts another."""
 
 
+class SizeError(ConfigError, ValueError):
+    """A tower is configured for other sizes than it is given."""
+
+
 class DataError(UserError):
     """Data is missing, empty or unreadable."""
 

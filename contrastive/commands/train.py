@@ -20,6 +20,7 @@ from contrastive.commands import workdir as workdir_lib
 from contrastive.commands.evaluate import save_evaluation
 from contrastive.data.pipeline import BatchLoader, open_batches, open_source
 from contrastive.data.tokenizer import Tokenizer, load_tokenizer
+from contrastive.errors import ConfigError
 from contrastive.evaluation.suite import evaluate, format_table
 from contrastive.inference import Model, build_towers
 from contrastive.microbatches import check_microbatches
@@ -86,7 +87,12 @@ def _open(
         print(f"The earlier run is kept in {old}.", file=stream)
     stack.enter_context(workdir_lib.opened(workdir))
     if (workdir / "config.json").exists():
-        check_resumable(read_recipe(workdir), recipe, workdir)
+        try:
+            check_resumable(read_recipe(workdir), recipe, workdir)
+        except ConfigError:
+            if workdir_lib.has_begun(workdir):
+                raise
+            (workdir / "tokenizer.json").unlink(missing_ok=True)  # of the other configuration
     if recipe.log.wandb is not None:
         logs.import_wandb()
     write_recipe(workdir, recipe)

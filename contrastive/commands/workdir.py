@@ -31,6 +31,15 @@ def set_aside(workdir: pathlib.Path) -> pathlib.Path | None:
     return target
 
 
+def has_begun(workdir: pathlib.Path) -> bool:
+    """Whether a run came as far as its first step. One that was refused before, for a path that is
+    not there for example, leaves nothing that a corrected configuration could damage."""
+    metrics, checkpoints = workdir / "metrics.jsonl", workdir / "checkpoints"
+    return (metrics.exists() and metrics.stat().st_size > 0) or (
+        checkpoints.is_dir() and any(checkpoints.iterdir())
+    )
+
+
 @contextlib.contextmanager
 def opened(workdir: pathlib.Path) -> Iterator[None]:
     """Creates the folder and holds it for this process.

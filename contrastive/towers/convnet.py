@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Key
 
-from contrastive.errors import ConfigError
+from contrastive.errors import ConfigError, SizeError
 from contrastive.towers import layers, sharding
 
 
@@ -34,8 +34,9 @@ class ConvTower(nnx.Module):
 
     def __init__(self, config: ConvTowerConfig, *, image_size: int, output: int, rngs: nnx.Rngs):
         if image_size % 2 ** len(config.widths):
-            raise ValueError(
-                f"image_size = {image_size} can't be halved {len(config.widths)} times."
+            raise SizeError(
+                f"data.image_size = {image_size} cannot be halved {len(config.widths)} times, once "
+                "for each of model.image.widths."
             )
         self.config, self.image_size = config, image_size
         sizes = itertools.pairwise((3, *config.widths))

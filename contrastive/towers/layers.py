@@ -15,6 +15,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from contrastive.errors import SizeError
 from contrastive.towers import sharding
 from contrastive.towers.sharding import Initializer, parameter, weight
 
@@ -122,11 +123,11 @@ def projection(kind: Projection, width: int, output: int, *, rngs: nnx.Rngs) -> 
     Normal with deviation ``width^-½``, as in CLIP.
 
     Raises:
-      ValueError: ``none``, and the two sizes differ.
+      SizeError: ``none``, and the two sizes differ.
     """
     if kind == "none":
         if width != output:
-            raise ValueError(f"projection = 'none' with width {width} and embedding size {output}.")
+            raise SizeError(f"projection = 'none' with width {width} and embedding size {output}.")
         return None
     bias = zeros if kind == "bias" else None
     axes = ("embed", "output")

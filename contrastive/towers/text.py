@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from contrastive.errors import ConfigError
+from contrastive.errors import ConfigError, SizeError
 from contrastive.towers import layers, sharding
 from contrastive.towers.transformer import Transformer, TransformerConfig
 
@@ -158,5 +158,5 @@ def pool(
 
 def _table_size(name: str, configured: int, needed: int) -> int:
     if configured and configured < needed:
-        raise ValueError(f"text {name} = {configured} is configured; the data needs {needed}.")
+        raise SizeError(f"model.text.{name} = {configured} is configured; the data needs {needed}.")
     return configured or needed

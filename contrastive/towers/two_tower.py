@@ -53,7 +53,8 @@ class TwoTower(nnx.Module):
       rngs: Streams; keys come from ``params``.
 
     Raises:
-      ValueError: A tower does not fit the data's sizes, or the scale is not positive.
+      SizeError: A tower does not fit the data's sizes.
+      ValueError: The scale is not positive.
     """
 
     def __init__(

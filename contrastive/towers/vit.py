@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, Key
 
-from contrastive.errors import ConfigError
+from contrastive.errors import ConfigError, SizeError
 from contrastive.towers import layers, sharding
 from contrastive.towers.transformer import AttentionPool, Transformer, TransformerConfig
 
@@ -49,7 +49,7 @@ class VisionTransformer(nnx.Module):
       rngs: Streams; keys come from ``params``.
 
     Raises:
-      ValueError: The patch size does not divide the image size, or ``projection="none"`` and the
+      SizeError: The patch size does not divide the image size, or ``projection="none"`` and the
         width is not ``output``.
     """
 
@@ -57,8 +57,9 @@ class VisionTransformer(nnx.Module):
         self, config: VisionTransformerConfig, *, image_size: int, output: int, rngs: nnx.Rngs
     ):
         if image_size % config.patch_size:
-            raise ValueError(
-                f"patch_size = {config.patch_size} does not divide image_size = {image_size}."
+            raise SizeError(
+                f"model.image.patch_size = {config.patch_size} does not divide image_size = "
+                f"{image_size}."
             )
         self.config, self.image_size = config, image_size
         width, narrow = config.width, config.width**-0.5

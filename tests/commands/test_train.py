@@ -137,6 +137,16 @@ def test_another_configuration_in_the_same_workdir_is_refused(tiny, tmp_path):
     assert (tmp_path / "run.old-1" / "metrics.jsonl").is_file()
 
 
+def test_a_run_that_was_refused_before_its_first_step_does_not_hold_the_folder(tiny, tmp_path):
+    with pytest.raises(UserError, match="There is no file"):
+        run(tiny, tmp_path / "run", "data.source=mistyped.csv")
+    (tmp_path / "run" / "tokenizer.json").write_text("of other captions")
+    run(tiny, tmp_path / "run", "stop_at=2")
+    assert [line["step"] for line in training_lines(tmp_path / "run")][-1] == 2
+    with pytest.raises(ConfigError, match="holds a run of another configuration"):
+        run(tiny, tmp_path / "run", "data.source=mistyped.csv")
+
+
 def test_eight_devices_give_the_losses_of_one(tiny, tmp_path):
     for devices in (1, 8):
         run(tiny, tmp_path / str(devices), "total_steps=20", "checkpoint.every=0", devices=devices)
@@ -164,6 +174,19 @@ def test_a_batch_that_does_not_divide_is_refused_before_anything_is_written(tiny
     with pytest.raises(ConfigError, match="8 devices"):
         run(tiny, tmp_path / "run", "batch_size=20", devices=8)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "overrides, message",
+    [
+        (["data.image_size=7"], "data.image_size = 7 cannot be halved"),
+        (["model.text.length=2"], "model.text.length = 2 is configured; the data needs"),
+        (["model.text.projection=none", "model.embedding_dim=32"], "with width 16 and"),
+    ],
+)
+def test_towers_that_do_not_fit_are_one_sentence(tiny, tmp_path, overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        run(tiny, tmp_path / "run", *overrides)
 
 
 def test_a_damaged_config_is_one_sentence(tiny, tmp_path):
