@@ -367,15 +367,15 @@ def test_error_in_a_thread_surfaces_and_nothing_hangs(
 
 
 def test_close_ends_the_threads(open_loader):
-    before = threading.active_count()
+    before = set(threading.enumerate())
     loader = open_loader()
     next(loader)
-    assert threading.active_count() > before
+    started = set(threading.enumerate()) - before
+    assert started
     loader.close()
-    deadline = time.monotonic() + 10
-    while threading.active_count() > before and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert threading.active_count() == before
+    for thread in started:
+        thread.join(timeout=10)
+    assert not any(thread.is_alive() for thread in started)
 
 
 def test_memory_limit_changes_memory_and_not_pixels(open_loader):
