@@ -1,5 +1,6 @@
 """What loaders of training batches have in common: parts of a batch, and a position in the data."""
 
+import abc
 from typing import Any
 
 import grain
@@ -10,7 +11,7 @@ from contrastive.errors import ConfigError, DataError
 Batch = dict[str, np.ndarray]
 
 
-class Batches:
+class Batches(abc.ABC):
     """Batches without end, of which process i of n delivers the i-th n-th of the rows.
 
     Subclasses set ``_iterator``, grain's, and define ``fingerprint`` and ``__next__``.
@@ -33,15 +34,15 @@ class Batches:
         self._part = (process_index, process_count)
 
     @property
+    @abc.abstractmethod
     def fingerprint(self) -> str:
         """Changes with the data that the batches are made of."""
-        raise NotImplementedError
 
     def __iter__(self) -> "Batches":
         return self
 
-    def __next__(self) -> Batch:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def __next__(self) -> Batch: ...
 
     @property
     def step(self) -> int:

@@ -38,8 +38,56 @@ KEY_NAMES = ("key", "__key__")
 JSON = "json."  # before the name of a value in a sample's JSON member
 
 
-class Fields:
-    """Which field is which, settled once for a source.
+class NamedFields:
+    """Which field of a source is which, settled once: those that the config names, else usual ones.
+
+    Args:
+      config: The names that are set.
+      found: The fields that the source has, for names that are not set and for messages.
+      where: How messages call the source.
+
+    Attributes:
+      key: The field of what a sample is called, if there is one; subclasses set it.
+    """
+
+    key: str | None
+
+    def __init__(self, config: FieldsConfig, found: Iterable[str], where: str) -> None:
+        self.config, self.where, self.found = config, where, list(found)
+
+    def _name(self, field: str, name: str | None, usual: Sequence[str]) -> str:
+        found = self._optional(field, name, usual)
+        if found is None:
+            raise DataError(
+                f"{self.where} has no field for the {field}: looked for {', '.join(usual)}; its "
+                f"fields are {self._listed()}. Set config.data.fields.{field} to the name of yours."
+            )
+        return found
+
+    def _optional(self, field: str, name: str | None, usual: Sequence[str]) -> str | None:
+        if name is None:
+            return next((n for n in self._spellings(usual) if n in self.found), None)
+        if name not in self.found:
+            raise DataError(
+                f"{self.where} has no field {name!r} (config.data.fields.{field}); its fields are "
+                f"{self._listed()}."
+            )
+        return name
+
+    def _spellings(self, usual: Sequence[str]) -> Sequence[str]:
+        return usual
+
+    def _listed(self) -> str:
+        return ", ".join(map(repr, self.found[:20]))
+
+    def name(self, row: Mapping[str, Any], key: str) -> str:
+        """What the sample is called: its key field, else ``key``."""
+        given = None if self.key is None else row.get(self.key)
+        return key if given is None else plain(given)
+
+
+class Fields(NamedFields):
+    """The fields of pictures, with captions or alone.
 
     Args:
       config: The names that are set.
@@ -68,7 +116,7 @@ class Fields:
         *,
         captions: bool = True,
     ) -> None:
-        self.config, self.where, self.found = config, where, list(found)
+        super().__init__(config, found, where)
         self.image = self._name("image", config.image, IMAGE_NAMES)
         self.caption = self.keywords = None
         if captions:
@@ -80,25 +128,8 @@ class Fields:
         self.columns = self.words | {name for name in (self.id, self.key) if name is not None}
         self.classes = classes if config.class_names is None else _read_classes(config.class_names)
 
-    def _name(self, field: str, name: str | None, usual: Sequence[str]) -> str:
-        found = self._optional(field, name, usual)
-        if found is None:
-            raise DataError(
-                f"{self.where} has no field for the {field}: looked for {', '.join(usual)}; its "
-                f"fields are {', '.join(map(repr, self.found[:20]))}. Set config.data.fields."
-                f"{field} to the name of yours."
-            )
-        return found
-
-    def _optional(self, field: str, name: str | None, usual: Sequence[str]) -> str | None:
-        if name is None:
-            return next((n for n in usual_names(usual) if n in self.found), None)
-        if name not in self.found:
-            raise DataError(
-                f"{self.where} has no field {name!r} (config.data.fields.{field}); its fields are "
-                f"{', '.join(map(repr, self.found[:20]))}."
-            )
-        return name
+    def _spellings(self, usual: Sequence[str]) -> Sequence[str]:
+        return usual_names(usual)
 
     def record(self, row: Mapping[str, Any], *, base: str, key: str) -> Record:
         """The record of a sample.
@@ -123,11 +154,6 @@ class Fields:
         """What tells the picture of a sample from others without reading it: its path, or None."""
         picture = row.get(self.image)
         return files.beside(base, picture) if isinstance(picture, str) else None
-
-    def name(self, row: Mapping[str, Any], key: str) -> str:
-        """What the sample is called: its key field, else ``key``."""
-        given = None if self.key is None else row.get(self.key)
-        return key if given is None else plain(given)
 
     def text(self, row: Mapping[str, Any]) -> tuple[str, list[str]]:
         """Caption and keywords of a sample.

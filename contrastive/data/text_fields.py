@@ -16,7 +16,7 @@ import numpy as np
 from contrastive.data import files
 from contrastive.data.captions import canonical
 from contrastive.data.config import FieldsConfig
-from contrastive.data.fields import Fields, decode_text, plain
+from contrastive.data.fields import Fields, NamedFields, decode_text, plain
 from contrastive.data.records import Pairs, Record, SampleError
 from contrastive.errors import DataError
 
@@ -46,9 +46,8 @@ KEY_NAMES = ("key", "id", "_id", "query_id", "qid")
 _NUMBERED = re.compile(r"(hard_)?negative_?\d+")
 
 
-class TextFields:
-    """Which field is which, settled once for a source; :class:`contrastive.data.fields.Fields` of
-    pairs of texts.
+class TextFields(NamedFields):
+    """The fields of pairs of texts.
 
     Args:
       config: The names that are set, and the file with more negatives.
@@ -68,7 +67,7 @@ class TextFields:
     """
 
     def __init__(self, config: FieldsConfig, found: Iterable[str], where: str) -> None:
-        self.config, self.where, self.found = config, where, list(found)
+        super().__init__(config, found, where)
         self.image = self._name("query", config.query, QUERY_NAMES)
         self.caption = self._name("positive", config.positive, POSITIVE_NAMES)
         usual = self._optional("negatives", config.negatives, NEGATIVE_NAMES)
@@ -89,29 +88,8 @@ class TextFields:
             raise DataError(
                 f"{where} has no field for the key of a sample, by which "
                 f"config.data.fields.negatives_file = {config.negatives_file} finds its negatives; "
-                f"its fields are {', '.join(map(repr, self.found[:20]))}. Set "
-                "config.data.fields.key."
+                f"its fields are {self._listed()}. Set config.data.fields.key."
             )
-
-    def _name(self, field: str, name: str | None, usual: Sequence[str]) -> str:
-        found = self._optional(field, name, usual)
-        if found is None:
-            raise DataError(
-                f"{self.where} has no field for the {field}: looked for {', '.join(usual)}; its "
-                f"fields are {', '.join(map(repr, self.found[:20]))}. Set config.data.fields."
-                f"{field} to the name of yours."
-            )
-        return found
-
-    def _optional(self, field: str, name: str | None, usual: Sequence[str]) -> str | None:
-        if name is None:
-            return next((n for n in usual if n in self.found), None)
-        if name not in self.found:
-            raise DataError(
-                f"{self.where} has no field {name!r} (config.data.fields.{field}); its fields are "
-                f"{', '.join(map(repr, self.found[:20]))}."
-            )
-        return name
 
     def record(self, row: Mapping[str, Any], *, base: str, key: str) -> Record:
         """The record of a sample; ``base`` is not needed.
@@ -138,11 +116,6 @@ class TextFields:
         """What tells queries from one another."""
         value = row.get(self.image)
         return canonical(value) if isinstance(value, str) else None
-
-    def name(self, row: Mapping[str, Any], key: str) -> str:
-        """What the sample is called: its key field, else ``key``."""
-        given = None if self.key is None else row.get(self.key)
-        return key if given is None else plain(given)
 
     def text(self, row: Mapping[str, Any]) -> tuple[str, list[str]]:
         """The positive, and the other texts of the sample.
