@@ -103,7 +103,8 @@ def _part(
     """The part ``box`` of a picture of height and width ``full``, from its decoded pixels."""
     if side is None:
         left, top, right, bottom = box
-        return Image.fromarray(np.ascontiguousarray(pixels[top:bottom, left:right, :3]))
+        part = np.ascontiguousarray(pixels[top:bottom, left:right])
+        return _without_fourth((right - left, bottom - top), part.tobytes())
     if pixels.shape[:2] != full:
         scale = _scale(full, pixels.shape[:2])
         left, top, right, bottom = (edge * scale for edge in box)
@@ -155,7 +156,12 @@ def _resize(
     if (top - first, bottom - first) != (0, side) or image.height != side:
         down = (0.0, top - first, float(side), bottom - top)
         image = _one_call(tools, image, down, side, side)
-    return Image.fromarray(np.ascontiguousarray(np.asarray(image)[:, :, :3]))
+    return _without_fourth(image.size, image.tobytes())
+
+
+def _without_fourth(size: tuple[int, int], pixels: bytes) -> Image.Image:
+    """Pixels of four bytes as RGB. NumPy needs ten times as long to leave out every fourth byte."""
+    return Image.frombytes("RGB", size, pixels, "raw", "RGBX", 0, 1)
 
 
 def _as_image(pixels: np.ndarray) -> Image.Image:
