@@ -28,6 +28,7 @@ Format = Literal[
     "parquet",
     "arrow",
     "array_record",
+    "tfrecord",
     "tfds",
     "webdataset",
     "image_folder",
@@ -41,6 +42,7 @@ _FORMAT_OF_SUFFIX: dict[str, Format] = {
     ".arrow": "arrow",
     ".array_record": "array_record",
     ".arrayrecord": "array_record",
+    ".tfrecord": "tfrecord",
     ".tar": "webdataset",
 }
 # The group of settings that a format reads; the others read "fields".
@@ -472,6 +474,6 @@ def _format_of_folder(folder: pathlib.Path) -> Format:
     names = (str(path) for path in (*folder.iterdir(), *folder.glob("data/*")))
     formats = collections.Counter(_format_of_name(name) for name in names)
     for found, _ in formats.most_common():
-        if found in ("parquet", "arrow", "webdataset", "array_record"):
+        if found in ("parquet", "arrow", "webdataset", "array_record", "tfrecord"):
             return found
     return "image_folder"

@@ -26,10 +26,10 @@ def open_reader(config: DataConfig, kind: Format, split: str) -> Source:
         from contrastive.data.arrow_source import open_table
 
         return open_table(source, kind, split, fields, pairs)
-    if kind == "array_record":
-        from contrastive.data.example_source import open_array_record
+    if kind in ("array_record", "tfrecord"):
+        from contrastive.data.example_source import open_records
 
-        return open_array_record(source, split, fields, pairs)
+        return open_records(kind, source, split, fields, pairs)
     if kind == "tfds":
         from contrastive.data.example_source import open_tfds
 
