@@ -10,7 +10,6 @@ from PIL import Image
 from contrastive.data.config import DataConfig, FieldsConfig
 from contrastive.data.records import Record
 
-
 ALL = FieldsConfig(held_out_share=0.0)
 
 
