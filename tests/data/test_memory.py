@@ -1,4 +1,4 @@
-"""What the loader holds on to does not grow (``experiments/benchmarks/soak.py`` runs for an hour)."""
+"""What the loader holds on to does not grow (experiments/benchmarks/soak.py runs for an hour)."""
 
 import gc
 import io
