@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from contrastive.evaluation.relevance import Relevance
 from contrastive.mesh import Devices
@@ -33,6 +33,8 @@ TIE = 1e-12
 PAIR_BUDGET = 1 << 22
 # Of a tile's entries, the share above which all of it is scored again, instead of pair by pair.
 _DENSE = 1 / 64
+# Columns of a tile that are scored and compared before the next ones: their scores stay in cache.
+_STRIP = 1024
 # Embeddings of each side that lie on a device at a time.
 PANEL_BYTES = 1 << 27
 
@@ -51,6 +53,7 @@ class Shapes:
     devices: int
     block_rows: int  # of a tile, on each device
     block_cols: int
+    strip: int  # columns of a tile that are scored at a time
     panel_rows: int  # queries on each device
     panel_cols: int  # items on each device
     dim: int
@@ -67,15 +70,22 @@ class Shapes:
         block_cols: int = 8192,
     ) -> "Shapes":
         """Panels of whole tiles, as large as is needed or as ``PANEL_BYTES`` allow."""
-        rows = min(block_rows, -(-queries // devices))
-        cols = min(block_cols, items)
+        rows, cols = _even(-(-queries // devices), block_rows), _even(items, block_cols)
+        strip = _even(cols, _STRIP)
+        cols = -(-cols // strip) * strip
         most = PANEL_BYTES // (4 * dim)
 
         def panel(count: int, block: int) -> int:
             return block * max(1, min(-(-count // block), most // block))
 
         return cls(
-            devices, rows, cols, panel(-(-queries // devices), rows), panel(items, cols), dim
+            devices,
+            rows,
+            cols,
+            strip,
+            panel_rows=panel(-(-queries // devices), rows),
+            panel_cols=panel(items, cols),
+            dim=dim,
         )
 
     def memory(self) -> Any:
@@ -83,7 +93,7 @@ class Shapes:
         mesh = _mesh(jax.devices()[: self.devices])
         cut, whole = (NamedSharding(mesh, PartitionSpec(*p)) for p in (("rows",), ()))
         shape, rows = jax.ShapeDtypeStruct, self.devices * self.panel_rows
-        lowered = _program(mesh, self.block_rows, self.block_cols).lower(
+        lowered = _program(mesh, self.block_rows, self.block_cols, self.strip).lower(
             shape((rows, self.dim), np.float32, sharding=cut),
             shape((rows, 1), np.float32, sharding=cut),
             shape((self.panel_cols, self.dim), np.float32, sharding=whole),
@@ -91,6 +101,12 @@ class Shapes:
             shape((), np.float32, sharding=whole),
         )
         return lowered.compile().memory_analysis()
+
+
+def _even(count: int, block: int) -> int:
+    """Blocks of about one size, so that the last one is not mostly padding."""
+    even = -(-count // -(-count // block))
+    return min(block, -(-even // 128) * 128) if even > 1024 else even
 
 
 def place(
@@ -210,7 +226,7 @@ def _mesh(devices: Any) -> Mesh:
 
 
 @functools.lru_cache(maxsize=16)
-def _program(mesh: Mesh, rows: int, cols: int) -> Any:
+def _program(mesh: Mesh, rows: int, cols: int, strip: int) -> Any:
     """One tile on every device: counts of what is surely above, and what is too close to call."""
 
     def local(
@@ -224,34 +240,16 @@ def _program(mesh: Mesh, rows: int, cols: int) -> Any:
     ) -> tuple[Array, Array, Array]:
         q = jax.lax.dynamic_slice_in_dim(panel, i * rows, rows)
         t = jax.lax.dynamic_slice_in_dim(wanted, i * rows, rows)
-        g = jax.lax.dynamic_slice_in_dim(items, j * cols, cols)
-        scores = jax.lax.dot_general(
-            q,
-            g,
-            (((1,), (1,)), ((), ())),
-            precision=jax.lax.Precision.HIGHEST,
-            preferred_element_type=jnp.float32,
-        )
-        there = (j * cols + jnp.arange(cols, dtype=jnp.int32) < valid)[None, :]
-        near = jnp.zeros(scores.shape, bool)
-        for k in range(t.shape[1]) if t.shape[1] <= 8 else ():
-            near |= jnp.abs(scores - t[:, k, None]) <= band
-        if t.shape[1] > 8:
-            near = jax.lax.fori_loop(
-                0, t.shape[1], lambda k, near: near | (jnp.abs(scores - _column(t, k)) <= band),
-                near,
-            )  # fmt: skip
-        near &= there
-        sure = there & ~near
 
-        def count(k: Any) -> Array:
-            return jnp.sum((scores - _column(t, k) > band) & sure, axis=1, dtype=jnp.int32)
+        def one(number: Array) -> tuple[Array, Array, Array]:
+            first = j * cols + number * strip
+            g = jax.lax.dynamic_slice_in_dim(items, first, strip)
+            there = (first + jnp.arange(strip, dtype=jnp.int32) < valid)[None, :]
+            above, near = _compare(_scores(q, g), t, there, band)
+            return above, near, near.any()
 
-        if t.shape[1] <= 8:
-            above = jnp.stack([count(k) for k in range(t.shape[1])], axis=1)
-        else:
-            above = jax.lax.map(count, jnp.arange(t.shape[1])).T
-        return above, near, jnp.sum(near, dtype=jnp.int32)[None]
+        above, near, some = jax.lax.map(one, jnp.arange(cols // strip, dtype=jnp.int32))
+        return jnp.sum(above, axis=0, dtype=jnp.int32), near[None], some[None]
 
     cut, whole = PartitionSpec("rows"), PartitionSpec()
     mapped = jax.shard_map(
@@ -262,6 +260,45 @@ def _program(mesh: Mesh, rows: int, cols: int) -> Any:
         check_vma=False,  # nothing is differentiated or summed over devices
     )
     return jax.jit(mapped)
+
+
+def _scores(q: Array, g: Array) -> Float[Array, "rows cols"]:
+    return jax.lax.dot_general(
+        q,
+        g,
+        (((1,), (1,)), ((), ())),
+        precision=jax.lax.Precision.HIGHEST,
+        preferred_element_type=jnp.float32,
+    )
+
+
+def _compare(
+    scores: Float[Array, "rows cols"],
+    wanted: Float[Array, "rows targets"],
+    there: Bool[Array, "1 cols"],
+    band: Float[Array, ""],
+) -> tuple[Int[Array, "rows targets"], Bool[Array, "rows cols"]]:
+    """What is surely above each wanted score, leaving out what is near any of them."""
+    few = wanted.shape[1] <= 8  # written out, so that all is one pass over the scores
+
+    def close(k: Any) -> Array:
+        return jnp.abs(scores - _column(wanted, k)) <= band
+
+    near = close(0)
+    if few:
+        for k in range(1, wanted.shape[1]):
+            near |= close(k)
+    else:
+        near = jax.lax.fori_loop(1, wanted.shape[1], lambda k, near: near | close(k), near)
+    near &= there
+    sure = there & ~near
+
+    def count(k: Any) -> Array:
+        return jnp.sum((scores - _column(wanted, k) > band) & sure, axis=1, dtype=jnp.int32)
+
+    if few:
+        return jnp.stack([count(k) for k in range(wanted.shape[1])], axis=1), near
+    return jax.lax.map(count, jnp.arange(wanted.shape[1])).T, near
 
 
 def _column(t: Array, k: Any) -> Array:
@@ -291,7 +328,7 @@ def _place_group(
     cut, whole = (NamedSharding(mesh, PartitionSpec(*p)) for p in (("rows",), ()))
     band = np.float32(4 * size * math.sqrt(shapes.dim) * 2.0**-24)
     per_panel = shapes.devices * shapes.panel_rows
-    program = _program(mesh, shapes.block_rows, shapes.block_cols)
+    program = _program(mesh, shapes.block_rows, shapes.block_cols, shapes.strip)
     with jax.set_mesh(mesh):
         for start in range(0, len(queries), per_panel):
             part = slice(start, min(start + per_panel, len(queries)))
@@ -348,19 +385,18 @@ class _Tiles:
 
     def _read(self, i: int, j: int, counted: Any) -> None:
         shapes = self.shapes
-        above, near, several = (np.asarray(x) for x in counted)
-        items = self.items[j * shapes.block_cols : (j + 1) * shapes.block_cols]
+        above, near, some = (np.asarray(x) for x in counted)
         for device in range(shapes.devices):
             first = device * shapes.panel_rows + i * shapes.block_rows
-            rows = slice(first, min(first + shapes.block_rows, (device + 1) * shapes.panel_rows))
-            count = min(rows.stop, len(self.queries)) - first
+            count = min(shapes.block_rows, len(self.queries) - first)
             if count <= 0:
                 continue
             rows = slice(first, first + count)
-            own = slice(device * shapes.block_rows, device * shapes.block_rows + count)
-            self.above[rows] += above[own]
-            if several[device]:
-                self._again(rows, items, near[own])
+            self.above[rows] += above[device * shapes.block_rows :][:count]
+            for number in np.flatnonzero(some[device]):
+                start = j * shapes.block_cols + number * shapes.strip
+                items = self.items[start : start + shapes.strip]
+                self._again(rows, items, near[device, number, :count])
 
     def _again(self, rows: slice, items: np.ndarray, near: np.ndarray) -> None:
         """Scores what was too close to call in float64."""
