@@ -92,7 +92,7 @@ class Relevance:
     @classmethod
     def from_judgements(
         cls,
-        judgements: Mapping[Hashable, Mapping[Hashable, float]],
+        judgements: Mapping[Hashable, Mapping[Hashable, float | int]],
         queries: Sequence[Hashable],
         items: Sequence[Hashable],
     ) -> "Relevance":
