@@ -15,14 +15,19 @@ class Measured(dict[str, Value]):
     :func:`contrastive.evaluation.bootstrap.interval` needs them.
 
     Attributes:
-      each: ``{"METRIC": values}`` in the order of the queries; NaN where a query has none.
+      each: ``{"METRIC": values}`` in the order of the queries.
+      drawn: Lists that pages draw: histograms and spectra.
     """
 
     def __init__(
-        self, values: Mapping[str, Value] = {}, each: Mapping[str, np.ndarray] | None = None
+        self,
+        values: Mapping[str, Value] = {},
+        each: Mapping[str, np.ndarray] | None = None,
+        drawn: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         super().__init__(values)
         self.each: dict[str, np.ndarray] = dict(each or {})
+        self.drawn: dict[str, np.ndarray] = dict(drawn or {})
 
     def add(self, other: Mapping[str, Value], prefix: str = "") -> "Measured":
         """Takes over what another measured, its names after ``prefix/``; returns itself."""
@@ -30,6 +35,7 @@ class Measured(dict[str, Value]):
         self.update({f"{start}{name}": value for name, value in other.items()})
         if isinstance(other, Measured):
             self.each |= {f"{start}{name}": values for name, values in other.each.items()}
+            self.drawn |= {f"{start}{name}": values for name, values in other.drawn.items()}
         return self
 
     def mean(self, name: str, values: np.ndarray) -> None:
