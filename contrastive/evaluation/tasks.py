@@ -134,15 +134,15 @@ def _retrieval(run: Run) -> Measured:
             list(enumerate(zip(found.ids, found.captions, strict=True)))
         )
     }
-    places = np.array(sorted(kept.values()))
+    places = np.array(sorted(i for (_, text), i in kept.items() if text))
     texts = run.texts([found.captions[i] for i in places])
     text_ids = found.ids[places]
-    first = np.unique(found.pictures, return_index=True)[1]
-    ids = found.ids[first]
+    named, first = np.unique(found.pictures[places], return_index=True)
+    images, ids = found.rows[named], text_ids[first]
     results = Measured()
     for task, queries, items, own, other in (
-        ("image_to_text", found.rows, texts, ids, text_ids),
-        ("text_to_image", texts, found.rows, text_ids, ids),
+        ("image_to_text", images, texts, ids, text_ids),
+        ("text_to_image", texts, images, text_ids, ids),
     ):
         measured = retrieval.retrieval_metrics(queries, items, own, other, devices=run.devices)
         results.add(measured, f"{title}/{task}")
@@ -233,7 +233,13 @@ def _few_shot(run: Run) -> Measured:
     results = Measured()
     for shots in run.options.shots:
         found = _probe(run, lambda *rows, shots=shots: probes.few_shot(*rows, shots=shots))
-        results.add(found, f"{shots}")
+        results |= {f"{name}@{shots}": value for name, value in found.items()}
+        results.each |= {f"{name}@{shots}": values for name, values in found.each.items()}
+    about = "split", "content", "skipped"
+    for name in about:
+        values = [results.pop(f"{name}@{shots}", None) for shots in run.options.shots]
+        if values[0] is not None:
+            results[name] = values[0]
     return results
 
 

@@ -44,7 +44,7 @@ def test_labels_are_found_by_name_key_or_number():
     cifar = class_set("cifar10")
     np.testing.assert_array_equal(cifar.labels_of(["Cat", "3", " ship ", ""]), [3, 3, 8, -1])
     np.testing.assert_array_equal(class_set("cifar100").labels_of(["aquarium_fish"]), [1])
-    with pytest.raises(DataError, match="'cta' is none of the 10 .* did you mean 'cat'"):
+    with pytest.raises(DataError, match=r"'cta' is none of the 10 .* did you mean 'cat'"):
         cifar.labels_of(["cta"])
 
 
