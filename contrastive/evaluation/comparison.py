@@ -10,8 +10,8 @@ from contrastive.evaluation.bootstrap import Interval, difference, interval
 from contrastive.evaluation.measured import Measured
 
 _SHOWN = (
-    "recall@", "success@", "ndcg@", "mrr@", "map", "r_precision", "median_rank", "mean_rank", "top1",
-    "top5", "mean_per_class", "spearman", "pearson", "accuracy", "f1", "average_precision",
+    "recall@", "success@", "ndcg@", "mrr@", "map", "r_precision", "median_rank", "mean_rank",
+    "top1", "top5", "mean_per_class", "spearman", "pearson", "accuracy", "f1", "average_precision",
     "alignment", "uniformity", "effective_rank", "modality_gap", "information_bound",
 )  # fmt: skip
 _NOT_SHOWN = (

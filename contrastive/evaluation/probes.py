@@ -171,7 +171,7 @@ def _split(labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
     order = np.random.default_rng(seed).permutation(len(labels))
     place = _places_in_class(labels[order])
     counts = np.bincount(labels)[labels[order]]
-    held = place >= np.maximum(np.ceil(counts * (1 - VALIDATION)), 1)
+    held = place >= np.maximum(np.floor(counts * (1 - VALIDATION)), 1)
     if not held.any():
         raise DataError(
             "no class has two training examples: nothing is left to choose the penalty with."

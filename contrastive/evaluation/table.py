@@ -47,6 +47,7 @@ _GEOMETRY = {
     "information_bound": "information, nats",
     "information_ceiling": "its ceiling, log N",
 }
+SHAPE_TITLES = tuple(_GEOMETRY.values())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,10 +264,10 @@ def _task_table(rows: Sequence[TaskRow]) -> Table:
 def _shape_table(rows: Sequence[tuple[str, dict[str, float], bool]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("", no_wrap=True)
-    for title in _GEOMETRY.values():
+    for title in SHAPE_TITLES:
         table.add_column(title, justify="right")
     for group, found, _ in rows:
-        cells = (f"{found[title]:.2f}" if title in found else "" for title in _GEOMETRY.values())
+        cells = (f"{found[title]:.2f}" if title in found else "" for title in SHAPE_TITLES)
         table.add_row(TITLES.get(group, group), *cells)
     return table
 
