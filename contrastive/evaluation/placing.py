@@ -30,13 +30,13 @@ from contrastive.mesh import Devices
 # Two float64 scores closer than this are equal: far above float64 rounding, far below float32's.
 TIE = 1e-12
 # At most so many float64 numbers are held while pairs are scored again.
-PAIR_BUDGET = 1 << 22
+PAIR_BUDGET = 1 << 20
 # Of a tile's entries, the share above which all of it is scored again, instead of pair by pair.
 _DENSE = 1 / 64
 # Columns of a tile that are scored and compared before the next ones: their scores stay in cache.
 _STRIP = 1024
 # Embeddings of each side that lie on a device at a time.
-PANEL_BYTES = 1 << 27
+PANEL_BYTES = 1 << 25
 
 
 class Placement(NamedTuple):

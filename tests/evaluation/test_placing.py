@@ -148,8 +148,8 @@ def test_D08_a_million_by_a_million_needs_less_than_two_gib_a_device():
         total = (
             memory.argument_size_in_bytes + memory.temp_size_in_bytes + memory.output_size_in_bytes
         )
-        assert 2 * shapes.panel_rows * 512 * 4 > 2**27  # the panels are part of it
-        assert total < 2**29, (devices, total)
+        assert total > 2 * shapes.panel_rows * 512 * 4 > 2**25  # the panels are part of it
+        assert total < 2**27, (devices, total)
         assert shapes.panel_rows < 10**6
 
 
