@@ -10,7 +10,7 @@ import numpy as np
 
 from contrastive.data.config import DataConfig
 from contrastive.errors import ConfigError
-from contrastive.evaluation import retrieval, zero_shot
+from contrastive.evaluation import other_pairs, retrieval, zero_shot
 from contrastive.evaluation.baselines import raw_pixel_scores
 from contrastive.evaluation.ranking import rank_scores
 from contrastive.evaluation.sets import EvaluationSet, KnownPictures, known_emoji, load_sets
@@ -64,7 +64,7 @@ class Encoder(Protocol):
 
     def encode_image(self, images: Any) -> np.ndarray: ...
 
-    def encode_text(self, texts: Any) -> np.ndarray: ...
+    def encode_text(self, texts: Any, *, role: Any = "query") -> np.ndarray: ...
 
     def untrained(self, seed: int) -> Any: ...
 
@@ -96,6 +96,8 @@ def evaluate(model: Encoder, recipe: EvaluationSettings, *, quick: bool = False)
     """
     config = recipe.eval
     most = config.quick_pictures if quick else config.pictures
+    if recipe.data.pairs != "captions":
+        return _evaluate_others(model, recipe, most, quick)
     sets = load_sets(recipe.data, most=most)
     results: Results = {}
     encode_text = _Texts(model)
@@ -112,6 +114,27 @@ def evaluate(model: Encoder, recipe: EvaluationSettings, *, quick: bool = False)
         if recipe.data.source == "emoji":
             results |= _raw_pixels(sets, known_emoji(recipe.data))
     return dict(sorted(results.items()))
+
+
+def _evaluate_others(model: Encoder, recipe: EvaluationSettings, most: int, quick: bool) -> Results:
+    """Pairs of texts, or of views."""
+    compare = partial(
+        retrieval.retrieval_metrics,
+        block_rows=recipe.eval.block_rows,
+        block_cols=recipe.eval.block_cols,
+    )
+    sets, results = other_pairs.load_pairs(recipe.data, most=most), {}
+    for one in sets:
+        results |= _prefixed(one.name, one.measure(model, compare))
+    if quick:
+        return results
+    if recipe.eval.baselines:
+        twin = model.untrained(UNTRAINED_SEED)
+        for one in sets:
+            found = one.measure(twin, compare)
+            results |= _prefixed(one.name, _compared(found, "random_init"))
+            results |= _prefixed(one.name, _compared(one.baseline(), "raw_pixels"))
+    return dict(sorted(results.items())) | {f"{one.name}/split": one.name for one in sets}
 
 
 def evaluate_set(
