@@ -1,5 +1,6 @@
 """Encoders that turn one view of a pair into a row of the shared embedding space."""
 
+from contrastive.towers.bag import BagConfig, BagTower
 from contrastive.towers.convnet import ConvTower, ConvTowerConfig
 from contrastive.towers.head import HeadConfig, PredictorConfig
 from contrastive.towers.sharding import LOGICAL_AXES, axis_rules
@@ -16,6 +17,8 @@ from contrastive.towers.vit import VisionTransformer, VisionTransformerConfig
 
 __all__ = [
     "LOGICAL_AXES",
+    "BagConfig",
+    "BagTower",
     "ConvTower",
     "ConvTowerConfig",
     "HeadConfig",

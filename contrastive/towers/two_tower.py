@@ -3,7 +3,7 @@ tower or two, or an image tower alone."""
 
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int, UInt8
 
 from contrastive.errors import ConfigError, UserError
 from contrastive.towers import layers, sharding
+from contrastive.towers.bag import BagConfig, BagTower
 from contrastive.towers.convnet import ConvTower, ConvTowerConfig
 from contrastive.towers.head import Head, HeadConfig, PredictorConfig
 from contrastive.towers.text import TextTransformer, TextTransformerConfig
@@ -21,6 +22,7 @@ Pairs = Literal["captions", "views", "texts"]
 """What the towers read: pictures and captions, two views of a picture, or two texts."""
 Role = Literal["query", "passage"]
 """Which half of a pair of texts a text is."""
+TextTower: TypeAlias = TextTransformer | BagTower
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,7 @@ class TwoTowerConfig:
     image: ConvTowerConfig | VisionTransformerConfig = dataclasses.field(
         default_factory=ConvTowerConfig
     )  # the image tower
-    text: TextTransformerConfig = dataclasses.field(
+    text: TextTransformerConfig | BagConfig = dataclasses.field(
         default_factory=TextTransformerConfig
     )  # the text tower
     # Of pairs of texts: one tower reads both, or passages have a tower of their own (with the same
@@ -116,7 +118,7 @@ class TwoTower(nnx.Module):
         output = config.embedding_dim
         size = {"size": image_size, "output": output, "rngs": rngs}
 
-        def text() -> TextTransformer:
+        def text() -> TextTower:
             return text_tower(
                 config.text,
                 length=text_length,
@@ -183,7 +185,7 @@ class TwoTower(nnx.Module):
         keys = _row_keys(tokens, deterministic, rngs, rows)
         dtype = jnp.dtype(self.config.dtype)
 
-        def encode(tower: TextTransformer, tokens: jax.Array, keys: jax.Array | None) -> jax.Array:
+        def encode(tower: TextTower, tokens: jax.Array, keys: jax.Array | None) -> jax.Array:
             return tower(tokens, dtype=dtype, keys=keys)
 
         return sharding.on_rows(tower, encode, tokens, keys).astype(jnp.float32)
@@ -222,9 +224,13 @@ def image_tower(
     )
 
 
-def text_tower(config: TextTransformerConfig, **sizes: Any) -> TextTransformer:
+def text_tower(config: TextTransformerConfig | BagConfig, **sizes: Any) -> TextTower:
     """The tower that the settings are of."""
-    return TextTransformer(config, **sizes)
+    return (
+        BagTower(config, **sizes)
+        if isinstance(config, BagConfig)
+        else TextTransformer(config, **sizes)
+    )
 
 
 def _row_keys(

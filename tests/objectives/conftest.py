@@ -65,7 +65,7 @@ def slope(pairs, config, loss, batch, *, microbatches=1, devices=1, fsdp=1, mome
     """Loss, metrics and gradient of the objective, on the host."""
     mesh = mesh_lib.make_mesh(MeshConfig(fsdp=fsdp), jax.devices()[:devices])
     bias = -3.0 if loss.name == "siglip" else None
-    graphdef, parameters = made(pairs, config, bias)
+    graphdef, _ = made(pairs, config, bias)
     objective = make_objective(loss, pairs=pairs, microbatches=microbatches)
 
     def value(parameters, batch):
@@ -123,5 +123,3 @@ class Run:
             batch = jax.device_put(batch, mesh_lib.batch_sharding(self.mesh))
             self.state, metrics = self.step_fn(self.state, batch)
         return {name: float(value) for name, value in metrics.items()}
-
-
