@@ -133,6 +133,12 @@ def make_parser() -> argparse.ArgumentParser:
         "input", type=pathlib.Path, help="a folder of pictures, or a text file with a text a line"
     )
     embed.add_argument("--output", type=pathlib.Path, required=True, help="the .npz file to write")
+    embed.add_argument(
+        "--role",
+        choices=("query", "passage"),
+        default="query",
+        help="of a model of pairs of texts: which half the lines are (query)",
+    )
     embed.set_defaults(run=_embed, parser=embed)
 
     _add_data_commands(commands)
@@ -408,7 +414,13 @@ def _embed(options: argparse.Namespace) -> int:
 
     from contrastive.commands.embed import embed
 
-    embed(options.workdir, options.input, options.output, devices=jax.devices())
+    embed(
+        options.workdir,
+        options.input,
+        options.output,
+        role=options.role,
+        devices=jax.devices(),
+    )
     return 0
 
 

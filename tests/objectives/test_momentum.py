@@ -25,6 +25,11 @@ def batches(count, **options):
     return [batch_of("views", seed=seed, **options) for seed in range(count)]
 
 
+def local(tree):
+    """The same arrays on one device, of no mesh."""
+    return jax.tree.map(jnp.asarray, jax.device_get(tree))
+
+
 def leaves(tree):
     return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
 
@@ -50,7 +55,7 @@ def test_the_momentum_encoder_moves_first_and_then_makes_the_keys(run):
         strict=True,
     ):
         np.testing.assert_allclose(new, 0.75 * old + 0.25 * parameter, rtol=1e-5, atol=1e-7)
-    model = nnx.merge(run.graphdef, jax.tree.map(jnp.asarray, after.memory.parameters))
+    model = nnx.merge(run.graphdef, local(after.memory.parameters))
     keys = normalize(model.head(model.encode_image(jnp.asarray(batch["view_b"]))))
     np.testing.assert_allclose(after.memory.queue.rows[:, 2], keys, atol=1e-5)
 
@@ -68,7 +73,7 @@ def test_the_queue_fills_and_then_forgets_the_oldest(run):
 def test_the_loss_is_info_nce_against_the_queue(run):
     run, seen = run
     batch, before, after, metrics = seen[1]
-    model = nnx.merge(run.graphdef, jax.tree.map(jnp.asarray, before.parameters))
+    model = nnx.merge(run.graphdef, local(before.parameters))
     query = normalize(model.head(model.encode_image(jnp.asarray(batch["view_a"]))))
     queue = before.memory.queue
     want = losses.info_nce(
@@ -89,8 +94,8 @@ def test_the_loss_is_info_nce_against_the_queue(run):
 
 def test_no_gradient_flows_into_keys(run):
     run, seen = run
-    batch = jax.tree.map(jnp.asarray, seen[3][0])
-    state = jax.tree.map(jnp.asarray, seen[3][1])
+    batch = local(seen[3][0])
+    state = local(seen[3][1])
     objective = make_objective(LossConfig(name="info_nce"), pairs="views", momentum=V2)
 
     def value(parameters, kept):
@@ -137,10 +142,10 @@ def test_v3_is_symmetric_and_predicts():
     run = Run(config, V3)
     assert run.state.memory.queue is None
     batch = batches(1)[0]
-    parameters = jax.tree.map(jnp.copy, run.state.parameters)
+    parameters = local(run.state.parameters)
     value = run.step(batch)["loss"]
     model = nnx.merge(run.graphdef, parameters)
-    key_model = nnx.merge(run.graphdef, run.state.memory.parameters)
+    key_model = nnx.merge(run.graphdef, local(run.state.memory.parameters))
     a, b = (jnp.asarray(batch[name]) for name in ("view_a", "view_b"))
     queries = [normalize(model.predictor(model.head(model.encode_image(x)))) for x in (a, b)]
     keys = [normalize(key_model.head(key_model.encode_image(x))) for x in (a, b)]
@@ -164,11 +169,10 @@ def test_keys_of_bad_samples_are_absent(run):
     batch = batch_of("views", words=True)
     batch["weight"] = np.ones(16, np.float32)
     batch["weight"][3] = 0
-    made = run.momentum.keys(
-        run.graphdef, run.state.memory, jax.tree.map(jnp.asarray, batch), jax.random.key(0)
-    )
+    memory = local(run.state.memory)
+    made = run.momentum.keys(run.graphdef, memory, local(batch), jax.random.key(0))
     made["momentum/second"] = made["momentum/second"].at[3].set(jnp.nan)
-    queue = run.momentum.store(run.state.memory, made, jnp.int32(4)).queue
+    queue = run.momentum.store(memory, made, jnp.int32(4)).queue
     assert np.isfinite(queue.rows).all()
     assert queue.filled[:, 1].tolist() == batch["weight"].tolist()
 
