@@ -116,7 +116,7 @@ class Memory:
     """
 
     parameters: Any
-    queue: Queue | None
+    queue: Any  # a Queue
 
 
 class Seen(NamedTuple):

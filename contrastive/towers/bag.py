@@ -124,7 +124,7 @@ class BagTower(nnx.Module):
         keys: jax.Array | None,
     ) -> tuple[Float[Array, "batch width"], Float[Array, "batch"]]:
         """Weighted embeddings added up, and how many there are."""
-        (kept,) = layers.keep_masks(there, self.config.dropout, keys)
+        (kept,) = layers.keep_masks(there.astype(dtype), self.config.dropout, keys)
         there = there if kept is None else there & kept
         rows = sharding.weight(table, ("vocab", "embed"), tokens, dtype)
         weights = sharding.weight(bias, ("vocab",), tokens, dtype)

@@ -64,11 +64,18 @@ class Head(nnx.Module):
         names = ["output", *["mlp" if i % 2 == 0 else "embed" for i in range(len(hidden))]]
         names.append("output")
         self.outputs = sizes[-1]
+        # Batch normalisation takes a bias before it away again.
+        biases = [None if config.norm == "batch" else layers.zeros for _ in hidden]
         self.stages = nnx.List(
             [
-                layers.Dense(i, o, axes=axes, init=layers.normal(math.sqrt(2 / i)), rngs=rngs)
-                for (i, o), axes in zip(
-                    itertools.pairwise(sizes), itertools.pairwise(names), strict=True
+                layers.Dense(
+                    i, o, axes=axes, init=layers.normal(math.sqrt(2 / i)), bias=bias, rngs=rngs
+                )
+                for (i, o), axes, bias in zip(
+                    itertools.pairwise(sizes),
+                    itertools.pairwise(names),
+                    [*biases, layers.zeros],
+                    strict=True,
                 )
             ]
         )

@@ -41,11 +41,17 @@ def texts(tiny, tmp_path):
             row = {"id": f"q{i}", "question": f"what is w{i}", "positive": f"w{i} is it {i % 7}"}
             row["negatives"] = [f"w{i} is not {j}" for j in range(i % 3)]
             file.write(json.dumps(row) + "\n")
-    tiny.data = {"source": str(tmp_path / "pairs.jsonl"), "pairs": "texts", "text_length": 8}
-    tiny.data |= {"tokenizer": {"kind": "words"}, "negatives": 2}
-    tiny.data |= {"query_prefix": "query: ", "passage_prefix": "passage: "}
-    tiny.model = {"embedding_dim": 16, "shared": False}
-    tiny.model.text = {"kind": "bag", "width": 16, "hidden": 8, "dropout": 0.1, "bigrams": 32}
+    tiny.data = {
+        "source": str(tmp_path / "pairs.jsonl"),
+        "pairs": "texts",
+        "text_length": 8,
+        "tokenizer": {"kind": "words"},
+        "negatives": 2,
+        "query_prefix": "query: ",
+        "passage_prefix": "passage: ",
+    }
+    bag = {"kind": "bag", "width": 16, "hidden": 8, "dropout": 0.1, "bigrams": 32}
+    tiny.model = {"embedding_dim": 16, "shared": False, "text": bag}
     tiny.loss = {"name": "info_nce"}
     return tiny
 

@@ -11,9 +11,9 @@ from flax import nnx
 from contrastive import mesh as mesh_lib
 from contrastive.mesh import MeshConfig
 from contrastive.objectives import LossConfig, Momentum, make_objective
-from contrastive.towers import HeadConfig, TextTransformerConfig, TwoTower, TwoTowerConfig
+from contrastive.towers import HeadConfig, TwoTower, TwoTowerConfig
 from contrastive.towers.convnet import ConvTowerConfig
-from contrastive.training.state import init_state
+from contrastive.training.state import abstract_state, init_state
 from contrastive.training.step import make_train_step
 
 SIZES = {"image_size": 8, "text_length": 6, "vocabulary_size": 30, "pad_id": 0}
@@ -21,7 +21,6 @@ HEAD = HeadConfig(layers=2, hidden=16, output=12, norm="batch")
 
 
 def configure(**options):
-    options.setdefault("text", TextTransformerConfig(width=16, heads=2, depth=1, dropout=0.2))
     return TwoTowerConfig(image=ConvTowerConfig(widths=(4, 8)), embedding_dim=8, **options)
 
 
@@ -65,18 +64,20 @@ def slope(pairs, config, loss, batch, *, microbatches=1, devices=1, fsdp=1, mome
     """Loss, metrics and gradient of the objective, on the host."""
     mesh = mesh_lib.make_mesh(MeshConfig(fsdp=fsdp), jax.devices()[:devices])
     bias = -3.0 if loss.name == "siglip" else None
-    graphdef, _ = made(pairs, config, bias)
+    graphdef, parameters = made(pairs, config, bias)
     objective = make_objective(loss, pairs=pairs, microbatches=microbatches)
 
     def value(parameters, batch):
         return objective(nnx.merge(graphdef, parameters), batch, jax.random.key(3))
 
     with jax.set_mesh(mesh):
-        _, state = init_state(
-            functools.partial(build, pairs, config, bias), optax.sgd(0.1), mesh, 0, average=False
+        part = functools.partial(build, pairs, config, bias)
+        _, state = abstract_state(part, optax.sgd(0.1), mesh, average=False)
+        parameters = jax.tree.map(
+            lambda x, like: jax.device_put(x, like.sharding), parameters, state.parameters
         )
         batch = jax.device_put(batch, mesh_lib.batch_sharding(mesh))
-        found = jax.jit(jax.value_and_grad(value, has_aux=True))(state.parameters, batch)
+        found = jax.jit(jax.value_and_grad(value, has_aux=True))(parameters, batch)
     (loss, metrics), gradient = jax.device_get(found)
     return float(loss), metrics, gradient
 

@@ -10,11 +10,12 @@ from contrastive import losses
 from contrastive.errors import ConfigError
 from contrastive.geometry import normalize
 from contrastive.objectives import LossConfig
-from contrastive.towers import HeadConfig, MissingTower, TextTransformerConfig
+from contrastive.towers import BagConfig, HeadConfig, MissingTower, TextTransformerConfig
 
 from .conftest import assert_close, batch_of, configure, made, slope
 
-STILL = TextTransformerConfig(width=16, heads=2, depth=1, dropout=0.0)
+STILL = BagConfig(width=8, hidden=16)
+DROPPED = BagConfig(width=8, hidden=16, dropout=0.3)
 LOSSES = ("info_nce", "clip", "siglip", "nt_xent", "gte", "decoupled", "multi_positive", "triplet")
 
 
@@ -113,7 +114,8 @@ def test_one_text_under_two_dropouts_is_two_views():
     batch["positive"] = batch["query"]
     batch["id"] = np.arange(16, dtype=np.int32)
     loss = LossConfig(name="info_nce", scale_init=20.0)
-    dropped = slope("texts", configure(), loss, batch)[1]
+    text = TextTransformerConfig(width=16, heads=2, depth=1, dropout=0.2)
+    dropped = slope("texts", configure(text=text), loss, batch)[1]
     assert 0.2 < float(dropped["positive_cosine/mean"]) < 0.999
     still = slope("texts", configure(text=STILL), loss, batch)[1]
     assert float(still["positive_cosine/mean"]) == pytest.approx(1.0, abs=1e-5)
@@ -146,7 +148,7 @@ def test_every_loss_takes_pairs_of_texts(name):
 
 
 def test_gradient_caching_and_eight_devices_change_no_gradient():
-    loss, config, batch = LossConfig(name="info_nce"), configure(), batch_of("texts")
+    loss, config, batch = LossConfig(name="info_nce"), configure(text=DROPPED), batch_of("texts")
     want = slope("texts", config, loss, batch)
     assert_close(slope("texts", config, loss, batch, microbatches=4), want)
     assert_close(slope("texts", config, loss, batch, microbatches=2, devices=8), want)
@@ -156,7 +158,7 @@ def test_gradient_caching_and_eight_devices_change_no_gradient():
 @pytest.mark.parametrize("name", LOSSES)
 def test_the_same_for_every_loss_and_with_parameters_cut(name):
     mining = "batch_hard" if name == "triplet" else None
-    loss, config = LossConfig(name=name, mining=mining), configure()
+    loss, config = LossConfig(name=name, mining=mining), configure(text=DROPPED)
     batch = batch_of("texts", negatives=3 if name in ("info_nce", "clip") else 0)
     want = slope("texts", config, loss, batch)
     assert_close(slope("texts", config, loss, batch, microbatches=2), want)
@@ -192,7 +194,7 @@ def test_rows_of_bad_samples_count_nowhere():
 
 
 def test_a_missing_tower_is_one_sentence():
-    model = nnx.merge(*made("texts", configure()))
+    model = nnx.merge(*made("texts", configure(text=STILL)))
     with pytest.raises(MissingTower, match=r"no image tower.*'texts'"):
         model.encode_image(jnp.asarray(batch_of("views")["view_a"]))
     model = nnx.merge(*made("views", configure()))
