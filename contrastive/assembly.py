@@ -9,8 +9,13 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
-from contrastive.errors import ConfigError
-from contrastive.objectives import Objective, make_objective, make_partition, scale_limit
+from contrastive.objectives import (
+    Momentum,
+    Objective,
+    make_objective,
+    make_partition,
+    scale_limit,
+)
 from contrastive.recipe import Recipe
 from contrastive.towers import TwoTower
 from contrastive.training.optimizer import (
@@ -29,6 +34,7 @@ class Program:
     schedule: optax.Schedule
     optimizer: optax.GradientTransformation
     objective: Objective
+    momentum: Momentum | None
     recipe: Recipe
 
     def step(self, graphdef: nnx.GraphDef[TwoTower]) -> TrainStep:
@@ -42,6 +48,7 @@ class Program:
             average_decay=self.recipe.average_decay,
             frozen=functools.partial(frozen_mask, config) if freezes(config) else None,
             accumulate=config.accumulate,
+            momentum=self.momentum,
         )
 
     @property
@@ -54,14 +61,8 @@ def make_program(recipe: Recipe, mesh: Mesh) -> Program:
     """Schedule, optimizer and objective of a recipe on a mesh.
 
     Raises:
-      ConfigError: The recipe contradicts itself, or no objective takes its kind of pairs.
+      ConfigError: The recipe contradicts itself.
     """
-    if recipe.data.pairs != "captions":
-        raise ConfigError(
-            f"config.data.pairs = {recipe.data.pairs!r}: the losses of config.loss.name are of "
-            "pictures and captions. Batches of other pairs come from "
-            "contrastive.data.pipeline.BatchLoader."
-        )
     schedule: Any = make_schedule(recipe.optimizer, recipe.total_steps)
     return Program(
         schedule=schedule,
@@ -69,7 +70,24 @@ def make_program(recipe: Recipe, mesh: Mesh) -> Program:
         objective=make_objective(
             recipe.loss,
             make_partition(recipe.loss, mesh),
+            pairs=recipe.data.pairs,
             microbatches=recipe.train.microbatches,
+            momentum=recipe.momentum,
         ),
+        momentum=_momentum(recipe),
         recipe=recipe,
+    )
+
+
+def _momentum(recipe: Recipe) -> Momentum | None:
+    if not recipe.momentum.on:
+        return None
+    model = recipe.model
+    return Momentum(
+        config=recipe.momentum,
+        pairs=recipe.data.pairs,
+        dim=(model.head.output if model.head.layers else 0) or model.embedding_dim,
+        batch_size=recipe.batch_size,
+        total_steps=recipe.total_steps,
+        microbatches=recipe.train.microbatches,
     )

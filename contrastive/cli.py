@@ -126,8 +126,15 @@ def make_parser() -> argparse.ArgumentParser:
         "input", type=pathlib.Path, help="a folder of pictures, or a text file with a text a line"
     )
     embed.add_argument("--output", type=pathlib.Path, required=True, help="the .npz file to write")
+    embed.add_argument(
+        "--role",
+        choices=("query", "passage"),
+        default="query",
+        help="of a model of pairs of texts: which half the lines are (query)",
+    )
     embed.set_defaults(run=_embed, parser=embed)
 
+    _add_mine(commands)
     _add_data_commands(commands)
     return parser
 
@@ -268,6 +275,31 @@ def _add_plan(commands: Any) -> None:
     plan.set_defaults(run=_plan, parser=plan)
 
 
+def _add_mine(commands: Any) -> None:
+    mine = commands.add_parser(
+        "mine", help="write hard negatives for pairs of texts", allow_abbrev=False
+    )
+    _add_config(mine)
+    mine.add_argument(
+        "--output", type=pathlib.Path, required=True, help="the JSON Lines file to write"
+    )
+    mine.add_argument(
+        "--by", default="bm25", help="what ranks: bm25, or the folder of a trained run (bm25)"
+    )
+    mine.add_argument("--count", type=int, default=1, help="negatives a pair, at most (1)")
+    mine.add_argument(
+        "--skip", type=int, default=0, help="leave out so many of the best candidates (0)"
+    )
+    mine.add_argument(
+        "--window", type=int, default=100, help="look at no candidate beyond this rank (100)"
+    )
+    mine.add_argument(
+        "--margin", type=float, help="a negative scores at least so much less than the positive"
+    )
+    mine.add_argument("--max-score", type=float, help="a negative scores at most this")
+    mine.set_defaults(run=_mine, parser=mine)
+
+
 def _add_data_commands(commands: Any) -> None:
     data = commands.add_parser("data", help="look at the data of a recipe, index or convert it")
     inner = data.add_subparsers(dest="action", required=True, metavar="ACTION")
@@ -396,6 +428,23 @@ def _plan(options: argparse.Namespace) -> int:
     )
 
 
+def _mine(options: argparse.Namespace) -> int:
+    import jax
+
+    from contrastive.commands.mine import mine
+    from contrastive.mining import MiningConfig
+    from contrastive.recipe import load_recipe
+
+    names = ("count", "skip", "window", "margin", "max_score")
+    return mine(
+        load_recipe(options.config, options.overrides),
+        options.output,
+        MiningConfig(**{name: getattr(options, name) for name in names}),
+        by=options.by,
+        devices=jax.devices(),
+    )
+
+
 def _data(options: argparse.Namespace) -> int:
     from contrastive.commands import data
     from contrastive.recipe import load_recipe
@@ -479,7 +528,13 @@ def _embed(options: argparse.Namespace) -> int:
 
     from contrastive.commands.embed import embed
 
-    embed(options.workdir, options.input, options.output, devices=jax.devices())
+    embed(
+        options.workdir,
+        options.input,
+        options.output,
+        role=options.role,
+        devices=jax.devices(),
+    )
     return 0
 
 

@@ -30,7 +30,7 @@ from contrastive.mesh import (
     run_once_options,
 )
 from contrastive.objectives import LossConfig, start_values
-from contrastive.towers import TwoTower, TwoTowerConfig
+from contrastive.towers import MissingTower, Role, TwoTower, TwoTowerConfig
 
 Picture: TypeAlias = str | os.PathLike | bytes | Image.Image | np.ndarray
 
@@ -81,6 +81,7 @@ def _sizes_of(
 ) -> dict[str, Any]:
     scale, bias = start_values(recipe.loss, recipe.batch_size)
     return {
+        "pairs": recipe.data.pairs,
         "image_size": recipe.data.image_size,
         "text_length": recipe.data.text_length,
         "vocabulary_size": vocabulary_size,
@@ -97,7 +98,7 @@ def _draw_parameters(key: jax.Array, config: TwoTowerConfig, sizes: tuple) -> An
 
 
 class Model:
-    """Two towers with what they need to read pictures and texts.
+    """Towers with what they need to read pictures and texts.
 
     Inputs go through in batches of one fixed size: the last one is padded and the padding dropped,
     so each tower is compiled once. Batches are cut over the devices; where the parameters lie on
@@ -159,9 +160,12 @@ class Model:
             size; one, or a sequence (a uint8 array ``[n, height, width, 3]`` too).
 
         Raises:
+          MissingTower: The model was trained on texts only.
           DataError: A picture cannot be read; it is named.
           TypeError: Something is not a picture, or an array is not uint8.
         """
+        if self.recipe.data.pairs == "texts":
+            raise MissingTower("image", "texts")
         if isinstance(images, Picture) and not (isinstance(images, np.ndarray) and images.ndim > 3):
             images = [images]
         size, rule = self.recipe.data.image_size, self.recipe.data.preprocessing
@@ -174,14 +178,28 @@ class Model:
 
         return self._encode("image", len(images), read)
 
-    def encode_text(self, texts: str | Sequence[str]) -> Float32[np.ndarray, "texts dim"]:
-        """Unit rows of texts, in their order."""
-        texts = [texts] if isinstance(texts, str) else texts
+    def encode_text(
+        self, texts: str | Sequence[str], *, role: Role = "query"
+    ) -> Float32[np.ndarray, "texts dim"]:
+        """Unit rows of texts, in their order.
+
+        Args:
+          texts: One, or a sequence.
+          role: Of a model of pairs of texts: whether they are queries or passages. That chooses
+            the prefix and, where there are two, the tower.
+
+        Raises:
+          MissingTower: The model was trained on pictures only.
+        """
+        texts, data = [texts] if isinstance(texts, str) else texts, self.recipe.data
+        if data.pairs == "views":
+            raise MissingTower("text", "views")
+        prefix = data.query_prefix if role == "query" else data.passage_prefix
 
         def read(part: range) -> np.ndarray:
-            return self.tokenizer.encode([texts[i] for i in part])
+            return self.tokenizer.encode([prefix + texts[i] for i in part])
 
-        return self._encode("text", len(texts), read)
+        return self._encode(role, len(texts), read)
 
     def similarity(
         self, a: Float[np.ndarray, "n dim"], b: Float[np.ndarray, "m dim"]
@@ -213,7 +231,7 @@ class Model:
         return Model(self.recipe, towers, self.tokenizer, devices, **options)
 
     def _encode(
-        self, view: Literal["image", "text"], count: int, read: Callable[[range], np.ndarray]
+        self, view: Literal["image"] | Role, count: int, read: Callable[[range], np.ndarray]
     ) -> np.ndarray:
         rows = np.empty((count, self.embedding_dim), np.float32)
         sharding = batch_sharding(self._mesh)
@@ -287,11 +305,11 @@ def _encode(
     parameters: Any,  # nnx.State
     rows: Shaped[Array, "batch ..."],
     graphdef: nnx.GraphDef,
-    view: Literal["image", "text"],
+    view: Literal["image"] | Role,
     mesh: Mesh,
 ) -> Float32[Array, "batch dim"]:
     towers = nnx.merge(graphdef, parameters)
-    raw = towers.encode_image(rows) if view == "image" else towers.encode_text(rows)
+    raw = towers.encode_image(rows) if view == "image" else towers.encode_text(rows, role=view)
     return jax.sharding.reshard(normalize(raw), NamedSharding(mesh, PartitionSpec()))
 
 

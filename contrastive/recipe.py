@@ -12,7 +12,7 @@ from contrastive.data.transforms import PIXEL_STATISTICS
 from contrastive.errors import ConfigError, UserError
 from contrastive.evaluation.suite import EvaluationConfig
 from contrastive.mesh import MeshConfig
-from contrastive.objectives import LossConfig
+from contrastive.objectives import LossConfig, MomentumConfig
 from contrastive.towers import TwoTowerConfig
 from contrastive.training.checkpoint import CheckpointConfig
 from contrastive.training.logs import LogConfig
@@ -67,6 +67,7 @@ class Recipe:
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     model: TwoTowerConfig = dataclasses.field(default_factory=TwoTowerConfig)
     loss: LossConfig = dataclasses.field(default_factory=LossConfig)
+    momentum: MomentumConfig = dataclasses.field(default_factory=MomentumConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
     init_from: str | None = None  # folder of an earlier run whose parameters this one starts with
     average_decay: float | None = None  # moving average of the parameters, used by evaluation
@@ -89,8 +90,35 @@ class Recipe:
             )
         if self.average_decay is not None and not 0 < self.average_decay < 1:
             raise ConfigError("config.average_decay has to lie between 0 and 1, or be None.")
+        self._check_parts()
         self._check_pixels()
         self._check_best()
+
+    def _check_parts(self) -> None:
+        """Data, model, loss and momentum encoder go with each other."""
+        self.model.check_pairs(self.data.pairs)
+        self.loss.check_negatives(self.data.negatives)
+        self.momentum.check(
+            loss=self.loss.name,
+            batch_size=self.batch_size,
+            negatives=self.data.negatives,
+            accumulate=self.optimizer.accumulate,
+        )
+        if self.model.predictor.layers and not self.momentum.on:
+            raise ConfigError(
+                "config.model.predictor stands between queries and the keys of a momentum encoder; "
+                "config.momentum.decay is None."
+            )
+        if self.data.views.small and self.loss.name == "triplet":
+            raise ConfigError(
+                "config.data.views.small: crops are compared by a softmax; config.loss.name is "
+                "'triplet'."
+            )
+        if self.data.views.small and self.model.image.kind == "vit":
+            raise ConfigError(
+                "config.data.views.small: a ViT has a table of positions for one size of picture; "
+                "crops of another need config.model.image.kind = 'conv'."
+            )
 
     def _check_best(self) -> None:
         """A checkpoint can be the best by a number only if that is measured where one is saved."""

@@ -10,7 +10,7 @@ ROOMS = (  # from the top; rooms of one line do not import each other
     ("cli",),
     ("commands",),
     ("reporting", "planning"),
-    ("assembly", "loading", "warm_start"),
+    ("assembly", "loading", "warm_start", "mining"),
     ("recipe",),
     ("training",),
     ("evaluation", "inference"),

@@ -17,6 +17,9 @@ RECIPES = (
     *("emoji.py:clip", "emoji.py:siglip", "emoji.py:info_nce"),
     *("clip.py:b32", "clip.py:b16", "clip.py:l14", "clip.py:h14"),
     *("siglip.py:b16", "siglip.py:l16", "siglip.py:so400m", "siglip.py:g"),
+    *("mnrl.py:bag", "mnrl.py:transformer", "e5.py", "gte.py", "simcse.py:unsup", "simcse.py:sup"),
+    *("dpr.py:debian", "dpr.py:bm25", "dpr.py:wordnet"),
+    *("simclr.py:artists", "simclr.py:augmented", "moco.py:v2", "moco.py:v3"),
 )
 
 
@@ -24,7 +27,8 @@ RECIPES = (
 def test_shipped_recipes_are_what_the_golden_dump_says(spec, request):
     recipe = load_recipe(str(ROOT / "configs" / spec))
     dump = json.dumps(config_lib.to_dict(recipe), indent=2) + "\n"
-    golden = ROOT / "tests" / "golden" / f"{spec.replace('.py:', '-')}.json"
+    name = spec.replace(".py:", "-").removesuffix(".py")
+    golden = ROOT / "tests" / "golden" / f"{name}.json"
     if request.config.getoption("--rewrite-golden"):
         golden.write_text(dump)
     assert golden.read_text() == dump
@@ -53,6 +57,12 @@ def test_a_recipe_survives_the_way_through_its_file(tmp_path):
         ("--config.train.microbatches=0", "config.train.microbatches"),
         ("--config.train.watchdog_seconds=0.0", "config.train.watchdog_seconds"),
         ("--config.train.patience_seconds=-1.0", "config.train.patience_seconds"),
+        ("--config.model.shared=false", "config.model.shared has no effect"),
+        ("--config.model.head.layers=2", "config.model.head has no effect"),
+        ("--config.data.query_prefix=q", "config.data.query_prefix has no effect"),
+        ("--config.momentum.queue=256", "config.momentum.decay is None"),
+        ("--config.momentum.decay=0.9", "config.loss.name has to be 'info_nce'"),
+        ("--config.loss.name=triplet", "needs negatives"),
         ("--config.checkpoint.best=evaluation/x --config.eval.every=0", "needs evaluations"),
         ("--config.checkpoint.best=evaluation/x --config.eval.every=100", "multiple of the other"),
         ("--config.checkpoint.best=loss --config.log.every=7", "every 7 steps .config.log.every"),
@@ -62,6 +72,25 @@ def test_a_recipe_survives_the_way_through_its_file(tmp_path):
 def test_contradictions_are_named(override, words):
     with pytest.raises(ConfigError, match=words):
         load_recipe(str(ROOT / "configs" / "emoji.py:clip"), override.split())
+
+
+@pytest.mark.parametrize(
+    "spec, override, words",
+    [
+        ("moco.py:v2", "--config.momentum.queue=1000", "multiple of config.batch_size = 256"),
+        ("moco.py:v3", "--config.momentum.decay=none", "config.momentum has settings"),
+        ("moco.py:v3", "--config.model.predictor.output=64", "predictor.output has to be 0"),
+        ("simclr.py", "--config.model.predictor.layers=2", "config.momentum.decay is None"),
+        ("simclr.py", "--config.model.text.width=64", "config.model.text has no effect"),
+        ("simclr.py", "--config.data.check=during", "config.data.views.second = 'content' needs"),
+        ("simclr.py", "--config.data.views.small=2 --config.model.image.kind=vit", "a ViT has"),
+        ("simcse.py:sup", "--config.loss.name=gte", "takes no negatives"),
+        ("e5.py", "--config.model.image.epsilon=1e-4", "config.model.image has no effect"),
+    ],
+)
+def test_contradictions_of_other_pairs_are_named(spec, override, words):
+    with pytest.raises(ConfigError, match=words):
+        load_recipe(str(ROOT / "configs" / spec), override.split())
 
 
 @pytest.mark.parametrize(

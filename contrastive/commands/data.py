@@ -158,16 +158,12 @@ def convert(
     """
     if shard_size < 1:
         raise UserError(f"--shard-size={shard_size} has to be at least 1.")
-    if recipe.data.pairs != "captions":
-        raise UserError(
-            f"config.data.pairs = {recipe.data.pairs!r}: what is converted are pictures and their "
-            "captions."
-        )
     source = open_source(recipe.data, split)
     errors = convert_lib.convert(
         source,
         target,
         output,
+        pairs=recipe.data.pairs,
         split=split,
         shard_size=shard_size,
         progress=_progress(stream, "samples"),

@@ -11,6 +11,7 @@ from contrastive.errors import UserError
 from contrastive.inference import Model
 from contrastive.loading import load
 from contrastive.mesh import Devices
+from contrastive.towers import Role
 from contrastive.whole import whole_file
 
 SHOWN_SKIPPED = 10
@@ -21,6 +22,7 @@ def embed(
     source: pathlib.Path,
     output: pathlib.Path,
     *,
+    role: Role = "query",
     devices: Devices | None = None,
     console: Console | None = None,
 ) -> Encoded:
@@ -33,6 +35,7 @@ def embed(
       workdir: The folder of a trained run.
       source: A folder of pictures, or a UTF-8 text file with a text a line.
       output: The file to write; ``.npz`` is added where it lacks.
+      role: Of a model of pairs of texts: whether the lines are queries or passages.
       devices: Where to compute; None: the default device.
       console: Where to say what was done; None: the terminal.
 
@@ -44,7 +47,7 @@ def embed(
     target = output if output.suffix == ".npz" else output.with_name(f"{output.name}.npz")
     _check_writable(target)
     model = load(workdir, devices=devices)
-    found = encode_folder(model, source) if source.is_dir() else encode_lines(model, source)
+    found = encode_folder(model, source) if source.is_dir() else encode_lines(model, source, role)
     _write(target, found)
     console = Console(highlight=False, soft_wrap=True) if console is None else console
     what = "pictures" if source.is_dir() else "texts"
@@ -62,7 +65,7 @@ def embed(
     return found
 
 
-def encode_lines(model: Model, file: pathlib.Path) -> Encoded:
+def encode_lines(model: Model, file: pathlib.Path, role: Role = "query") -> Encoded:
     """Encodes every line of a text file; empty lines are left out and named by their number."""
     try:
         text = file.read_text(encoding="utf-8-sig")
@@ -80,7 +83,7 @@ def encode_lines(model: Model, file: pathlib.Path) -> Encoded:
             skipped.append((f"line {number}", "empty"))
     if not names:
         raise UserError(f"{file} has no line with text.")
-    return Encoded(model.encode_text(names), names, skipped)
+    return Encoded(model.encode_text(names, role=role), names, skipped)
 
 
 def _check_writable(target: pathlib.Path) -> None:

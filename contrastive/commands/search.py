@@ -1,4 +1,4 @@
-"""``contrastive search``: find pictures by words."""
+"""``contrastive search``: find pictures by words, or passages by a question."""
 
 import dataclasses
 import pathlib
@@ -17,7 +17,7 @@ from contrastive.commands.pictures import (
     picture_files,
     printable,
 )
-from contrastive.data.records import Source
+from contrastive.data.records import SampleError, Source
 from contrastive.data.sources import open_source
 from contrastive.data.transforms import decode_image, square
 from contrastive.errors import NoSuchSplit, UserError
@@ -27,6 +27,7 @@ from contrastive.loading import load
 from contrastive.mesh import Devices
 from contrastive.reporting.sheet import write_sheet
 from contrastive.reporting.terminal import half_blocks, shows_pictures
+from contrastive.towers import MissingTower
 
 # Drawings of the emoji that were never trained on; of a table, all it has.
 _EMOJI_SPLITS = ("unseen_artist", "unseen_both")
@@ -62,7 +63,8 @@ def search(
     devices: Devices | None = None,
     console: Console | None = None,
 ) -> list[Found]:
-    """Prints the pictures nearest to the query, and writes them as a page.
+    """Prints the pictures nearest to the query, and writes them as a page. A model of pairs of
+    texts searches the passages of its data instead, and prints them.
 
     Args:
       workdir: The folder of a trained run.
@@ -78,13 +80,46 @@ def search(
     if not query.strip() or top < 1:
         raise UserError("give some words to look for, and a --top of at least 1.")
     model = load(workdir, devices=devices)
+    console = Console(highlight=False) if console is None else console
+    row = model.encode_text([query])
+    if model.recipe.data.pairs == "texts":
+        if images is not None:
+            raise MissingTower("image", "texts")
+        return _search_texts(model, query, row, top, console)
     gallery = open_gallery(model, images)
     found = nearest(model, gallery, query, top)
-    console = Console(highlight=False) if console is None else console
     _print(console, query, gallery, found)
     name = re.sub(r"\W+", "-", query.casefold()).strip("-")[:60] or "query"
     page = write_sheet(workdir / "search" / f"{name}.html", query, found, len(gallery.rows))
     console.print(f"Page: {page}", markup=False, soft_wrap=True)
+    return found
+
+
+def _search_texts(
+    model: Model, query: str, row: np.ndarray, top: int, console: Console
+) -> list[Found]:
+    """The passages of the run's data nearest to the query; equal ones are shown once."""
+    keys: dict[str, str] = {}  # of each passage
+    for source in _sources(model):
+        for i in range(len(source)):
+            try:
+                record = source[i]
+            except SampleError:
+                continue  # counted and named when the run started
+            if record["caption"].strip():
+                keys.setdefault(record["caption"].strip(), record["key"])
+    passages = list(keys)
+    rows = model.encode_text(passages, role="passage")
+    best, scores = neighbours(row, rows, min(top, len(rows)))
+    found = [
+        Found(float(score), keys[passages[i]], passages[i], b"")
+        for i, score in zip(best[0].tolist(), scores[0].tolist(), strict=True)
+    ]
+    console.print(Text.assemble((f"“{query}”", "bold"), f" among {len(rows):,} passages"))
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for place, hit in enumerate(found, 1):
+        table.add_row(Text(f"{place:>3}"), f"{hit.score:.3f}", Text(hit.name), Text(hit.key, "dim"))
+    console.print(table)
     return found
 
 

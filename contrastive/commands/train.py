@@ -173,6 +173,7 @@ class _Run:
             self.mesh,
             recipe.seed,
             average=program.averages,
+            momentum=program.momentum,
         )
         begins("restoring a checkpoint")
         state, start = self._restore(state)

@@ -303,6 +303,13 @@ class DataConfig:
     # also decoded at a smaller scale, which is less exact.
     decoding: Literal["evaluation", "train", "train_fast"] = "evaluation"
     text_length: int = 16  # token ids a caption, begin and end included
+    # Of pairs of texts: what stands before every query, and before every positive and negative,
+    # such as "query: " and "passage: "
+    query_prefix: str = ""
+    passage_prefix: str = ""
+    # Of pairs of texts, what a training batch has as queries: these, or the positives once more
+    # (SimCSE: a text and itself under other dropout). Evaluation compares queries with positives
+    query_from: Literal["query", "positive"] = "query"
     tokenizer: TokenizerConfig = dataclasses.field(default_factory=TokenizerConfig)
     captions: CaptionConfig = dataclasses.field(default_factory=CaptionConfig)
     crop: CropConfig = dataclasses.field(default_factory=CropConfig)
@@ -396,6 +403,11 @@ class DataConfig:
             raise ConfigError(f"config.data.source: {kind} holds no pairs of texts.")
         if self.pairs == "views" and kind == "synthetic":
             raise ConfigError("config.data.source: synthetic pairs are pictures with texts.")
+        if self.views.second == "content" and self.check == "during":
+            raise ConfigError(
+                "config.data.views.second = 'content' needs config.data.check = 'before': which "
+                "pictures have the same content is known only when all have been read."
+            )
         if self.negatives < 0:
             raise ConfigError(f"config.data.negatives = {self.negatives} cannot be negative.")
         if self.content == "first" and self.pairs == "texts":
@@ -446,9 +458,10 @@ class DataConfig:
 _OF_TEXTS = ("query", "positive", "negatives", "negatives_separator", "negatives_file")
 _OF_CAPTIONS = ("caption", "keywords", "keywords_separator", "class_names")
 _OF_PICTURES = ("preprocessing", "decoding", "crop", "augment", "stack", "rand_augment", "views")
+_PREFIXES = ("query_prefix", "passage_prefix", "query_from")
 _UNUSED = {
-    "captions": ("views", "negatives"),
-    "views": ("captions", "negatives", "content"),
+    "captions": ("views", "negatives", *_PREFIXES),
+    "views": ("captions", "negatives", "content", *_PREFIXES),
     "texts": ("captions", *_OF_PICTURES),
 }
 _UNUSED_FIELDS = {

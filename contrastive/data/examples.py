@@ -72,6 +72,14 @@ class Examples:
     def __len__(self) -> int:
         return len(self.captions)
 
+    @functools.cached_property
+    def of_content(self) -> Sequence[Sequence[int]]:
+        """For each example, all those of its content."""
+        members: dict[int, list[int]] = {}
+        for row, identity in enumerate(self.ids.tolist()):
+            members.setdefault(identity, []).append(row)
+        return [members[identity] for identity in self.ids.tolist()]
+
     def fetch(
         self, rows: Sequence[int], read: Callable[[int, int], Sequence[Image.Image]]
     ) -> Fetched:

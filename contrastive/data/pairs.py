@@ -1,10 +1,10 @@
 """The kinds of pairs: what is read of a sample, and what a batch holds of it.
 
 ``captions``: ``image`` and ``text``. ``views``: ``view_a`` and ``view_b``, two views of one
-picture, and where small crops are asked for ``crops`` ``[batch, crops, size, size, 3]``. ``texts``:
-``query`` and ``positive``, and where negatives are asked for ``negatives``
-``[batch, k, length]`` with ``negative_weight`` and ``negative_id`` ``[batch, k]``, as the losses
-take them: weight 0 where a pair has fewer than k.
+picture (or of two pictures of one content), and where small crops are asked for ``crops``
+``[batch, crops, size, size, 3]``. ``texts``: ``query`` and ``positive``, and where negatives are
+asked for ``negatives`` ``[batch, k, length]`` with ``negative_weight`` and ``negative_id``
+``[batch, k]``, as the losses take them: weight 0 where a pair has fewer than k.
 """
 
 from collections.abc import Sequence
@@ -59,7 +59,11 @@ def _small_keys(keys: Keys, config: DataConfig) -> list[Keys]:
 
 
 def make_batch(
-    found: Fetched, keys: Keys, config: DataConfig, tokenizer: Tokenizer
+    found: Fetched,
+    keys: Keys,
+    config: DataConfig,
+    tokenizer: Tokenizer,
+    others: Fetched | None = None,
 ) -> tuple[dict[str, np.ndarray], int]:
     """What the towers see of a batch, and how many texts were cut.
 
@@ -68,9 +72,10 @@ def make_batch(
       keys: One for each, the source of all randomness.
       config: Kind of pairs, augmentation, negatives.
       tokenizer: Turns texts to ids.
+      others: The samples that the second views are of; None: the same ones.
     """
     if config.pairs == "views":
-        return _views(found, keys, config), 0
+        return view_batch(found, found if others is None else others, keys, config), 0
     if config.pairs == "texts":
         return _texts(found, keys, config, tokenizer)
     captions = choose_captions(found.captions, found.keywords, keys, config.captions)
@@ -100,12 +105,15 @@ def _pixels(
     return augment(images, keys, config.augment, size, config.rand_augment)
 
 
-def _views(found: Fetched, keys: Keys, config: DataConfig) -> dict[str, np.ndarray]:
+def view_batch(
+    found: Fetched, others: Fetched, keys: Keys, config: DataConfig
+) -> dict[str, np.ndarray]:
+    """The views of a batch of pictures: first ones of ``found``, second ones of ``others``."""
     small = config.views.small
     second = min(1, len(found.images[0]) - small - 1)  # in the first's place if both are the whole
     batch = {
         f"view_{name}": _pixels(
-            [row[second * view] for row in found.images],
+            [row[second * view] for row in (found, others)[view].images],
             derived(keys, stream),
             config,
             config.image_size,
@@ -125,8 +133,11 @@ def _views(found: Fetched, keys: Keys, config: DataConfig) -> dict[str, np.ndarr
 def _texts(
     found: Fetched, keys: Keys, config: DataConfig, tokenizer: Tokenizer
 ) -> tuple[dict[str, np.ndarray], int]:
-    query, cut_query = _tokens(found.queries, keys, "hidden query", config, tokenizer)
-    positive, cut = _tokens(found.captions, keys, "hidden positive", config, tokenizer)
+    first = found.captions if config.query_from == "positive" else found.queries
+    queries = [config.query_prefix + text for text in first]
+    positives = [config.passage_prefix + text for text in found.captions]
+    query, cut_query = _tokens(queries, keys, "hidden query", config, tokenizer)
+    positive, cut = _tokens(positives, keys, "hidden positive", config, tokenizer)
     batch = {"query": query, "positive": positive}
     if not config.negatives:
         return batch, cut_query + cut
@@ -136,7 +147,8 @@ def _texts(
     absent = UNKNOWN if found.ids.ndim == 2 else -1
     batch["negative_id"] = np.full((rows, count, *found.ids.shape[1:]), absent, found.ids.dtype)
     for i, chosen in enumerate(choose_negatives(found.negatives, keys, count)):
-        texts += [found.negatives[i][j] for j in chosen] + [""] * (count - len(chosen))
+        texts += [config.passage_prefix + found.negatives[i][j] for j in chosen]
+        texts += [""] * (count - len(chosen))
         batch["negative_weight"][i, : len(chosen)] = 1.0
         if chosen:
             batch["negative_id"][i, : len(chosen)] = [found.negative_ids[i][j] for j in chosen]

@@ -124,9 +124,12 @@ class RandAugmentConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ViewsConfig:
-    """Small crops beside the two views of a picture (multi-crop: Caron et al., Unsupervised
-    learning of visual features by contrasting cluster assignments, 2020)."""
+    """The two views of a picture, and small crops beside them (multi-crop: Caron et al.,
+    Unsupervised learning of visual features by contrasting cluster assignments, 2020)."""
 
+    # What the second view is of: the same picture, or another one of the same content (such as
+    # another artist's drawing), drawn anew each epoch, where there is one
+    second: Literal["picture", "content"] = "picture"
     small: int = 0  # small crops a picture; 0 = none
     small_size: int = 96  # their side in pixels
     small_area: tuple[float, float] = (0.05, 0.14)  # their share of the picture's area

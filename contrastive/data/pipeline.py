@@ -20,7 +20,7 @@ from PIL import Image
 
 from contrastive.data.batches import Batch, Batches
 from contrastive.data.config import DataConfig
-from contrastive.data.draws import example_keys, shuffle_seed
+from contrastive.data.draws import example_keys, shuffle_seed, uniform
 from contrastive.data.examples import (
     EvaluationPairs,
     Examples,
@@ -133,7 +133,8 @@ class BatchLoader(Batches):
         self._account: Account | None = None
         small = len(source) <= _BEFORE or not isinstance(source, IndexedSource)
         small &= not config.stream.lanes
-        if config.check == "before" or (config.check == "auto" and small):
+        whole = config.check == "before" or config.views.second == "content"
+        if whole or (config.check == "auto" and small):
             log = error_log if process_index == 0 else None
             self.examples = read_examples(source, config, error_log=log, progress=progress)
             self.errors = self.examples.errors
@@ -193,7 +194,10 @@ class BatchLoader(Batches):
         begin = step * self._batch_size + self._part[0] * self._rows
         keys = example_keys(self._seed, np.arange(begin, begin + len(rows), dtype=np.int64))
         found = self._fetch(rows, keys)
-        batch, truncated = make_batch(found, keys, self._config, self._tokenizer)
+        others = None
+        if self._config.views.second == "content":
+            others = self._fetch(self._examples_of_content(rows, keys), keys)
+        batch, truncated = make_batch(found, keys, self._config, self._tokenizer, others)
         batch |= {"id": found.ids, "example": found.index}
         if found.weight is not None:
             batch["weight"] = found.weight
@@ -203,6 +207,18 @@ class BatchLoader(Batches):
         if isinstance(self.examples, UncheckedExamples):
             return self.examples.fetch(rows, keys)
         return self.examples.fetch(rows, lambda index, i: self._pictures(index, keys[i : i + 1]))
+
+    def _examples_of_content(
+        self, rows: list[int], keys: UInt64[np.ndarray, " batch"]
+    ) -> list[int]:
+        """For each row another one of its content, drawn by its key; itself where it is alone."""
+        assert isinstance(self.examples, Examples)
+        draws = uniform(keys, "of the same content", 1)[:, 0]
+        found = []
+        for row, draw in zip(rows, draws.tolist(), strict=True):
+            others = [other for other in self.examples.of_content[row] if other != row]
+            found.append(others[int(draw * len(others))] if others else row)
+        return found
 
     def _pictures(self, index: int, key: UInt64[np.ndarray, " 1"]) -> list[Image.Image]:
         try:

@@ -8,6 +8,7 @@ last tokens, never the end token.
 """
 
 import dataclasses
+import itertools
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -256,7 +257,10 @@ def load_tokenizer(
 
         tokenizer = synthetic_tokenizer(config)
     elif source is not None:
-        tokenizer = train_tokenizer(texts(source), length=config.text_length, config=settings)
+        prefixes = [p for p in (config.query_prefix, config.passage_prefix) if p]
+        tokenizer = train_tokenizer(
+            itertools.chain(texts(source), prefixes), length=config.text_length, config=settings
+        )
     else:
         raise DataError(f"There is no tokenizer in {workdir}, and no captions to learn one from.")
     if saved is not None:

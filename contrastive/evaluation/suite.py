@@ -10,7 +10,7 @@ import numpy as np
 
 from contrastive.data.config import DataConfig
 from contrastive.errors import ConfigError
-from contrastive.evaluation import retrieval, shape, zero_shot
+from contrastive.evaluation import other_pairs, retrieval, shape, zero_shot
 from contrastive.evaluation.baselines import raw_pixel_scores
 from contrastive.evaluation.measured import Measured
 from contrastive.evaluation.ranking import rank_scores
@@ -62,7 +62,7 @@ class Encoder(Protocol):
 
     def encode_image(self, images: Any) -> np.ndarray: ...
 
-    def encode_text(self, texts: Any) -> np.ndarray: ...
+    def encode_text(self, texts: Any, *, role: Any = "query") -> np.ndarray: ...
 
     def untrained(self, seed: int) -> Any: ...
 
@@ -102,6 +102,8 @@ def evaluate(
     """
     config = recipe.eval
     most = config.quick_pictures if quick else config.pictures
+    if recipe.data.pairs != "captions":
+        return _evaluate_others(model, recipe, most, quick, devices)
     sets = load_sets(recipe.data, most=most)
     results = Measured()
     encode_text = _Texts(model)
@@ -129,6 +131,31 @@ def digest(names: Sequence[str]) -> str:
     for name in names:
         content.update(name.encode("utf-8", "surrogatepass") + b"\0")
     return content.hexdigest()
+
+
+def _evaluate_others(
+    model: Encoder, recipe: EvaluationSettings, most: int, quick: bool, devices: Devices | None
+) -> Measured:
+    """Pairs of texts, or of views."""
+    compare = partial(
+        retrieval.retrieval_metrics,
+        block_rows=recipe.eval.block_rows,
+        block_cols=recipe.eval.block_cols,
+        devices=devices,
+    )
+    sets, results = other_pairs.load_pairs(recipe.data, most=most), Measured()
+    for one in sets:
+        results.add(one.measure(model, compare), one.name)
+    if quick:
+        return results
+    if recipe.eval.baselines:
+        twin = model.untrained(UNTRAINED_SEED)
+        for one in sets:
+            found = one.measure(twin, compare)
+            results.add(_compared(found, "random_init"), one.name)
+            results.add(_compared(one.baseline(), "raw_pixels"), one.name)
+    results |= {f"{one.name}/split": one.name for one in sets}
+    return Measured(dict(sorted(results.items())), results.each, results.drawn)
 
 
 def evaluate_set(

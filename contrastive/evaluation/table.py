@@ -12,6 +12,7 @@ from rich.text import Text
 TITLES = {
     "unseen_artist": "unseen artist",
     "unseen_concepts": "unseen concepts",
+    "unseen_concepts_openmoji": "unseen concepts, OpenMoji",
     "unseen_both": "unseen both",
     "unseen_artist_openmoji": "OpenMoji",
     "unseen_both_openmoji": "OpenMoji, unseen both",
@@ -20,6 +21,9 @@ TITLES = {
     "train": "training fit",
     "image_to_text": "image → text",
     "text_to_image": "text → image",
+    "query_to_positive": "query → positive",
+    "positive_to_query": "positive → query",
+    "image_to_image": "image → image",
     "zero_shot": "zero-shot",
     "knn": "nearest neighbours",
     "linear_probe": "linear probe",
@@ -155,6 +159,9 @@ def table_rows(results: Mapping[str, Any]) -> list[TableRow]:
         for task, first, size in (
             ("image_to_text", "recall@1", ("queries", "gallery")),
             ("text_to_image", "recall@1", ("queries", "gallery")),
+            ("query_to_positive", "recall@1", ("queries", "gallery")),
+            ("positive_to_query", "recall@1", ("queries", "gallery")),
+            ("image_to_image", "recall@1", ("queries", "gallery")),
             ("zero_shot", "top1", ("images", "classes")),
         ):
             prefix = f"{group}/{task}/"

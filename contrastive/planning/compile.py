@@ -73,7 +73,9 @@ def compile_step(recipe: Recipe, topology: Topology) -> Compiled:
     check_batch_divides(recipe.batch_size, mesh)
     program = make_program(recipe, mesh)
     build = functools.partial(_build, recipe, vocabulary_size(recipe))
-    graphdef, state = abstract_state(build, program.optimizer, mesh, average=program.averages)
+    graphdef, state = abstract_state(
+        build, program.optimizer, mesh, average=program.averages, momentum=program.momentum
+    )
     batch = abstract_batch(recipe, mesh)
     step: Any = program.step(graphdef)
     start = time.perf_counter()
@@ -114,7 +116,10 @@ def _build(recipe: Recipe, tokens: int, rngs: nnx.Rngs) -> Any:
 
 
 def _forward(graphdef: Any, program: Program, state: TrainState, batch: Any) -> Any:
-    return program.objective(nnx.merge(graphdef, state.parameters), batch, jax.random.key(0))[0]
+    key = jax.random.key(0)
+    if program.momentum is not None:
+        batch = program.momentum.keys(graphdef, state.memory, batch, key)
+    return program.objective(nnx.merge(graphdef, state.parameters), batch, key)[0]
 
 
 def vocabulary_size(recipe: Recipe) -> int:
@@ -129,14 +134,33 @@ def abstract_batch(recipe: Recipe, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct
     """Shapes and shardings of a batch. Files are taken to be so many that their samples are
     checked as they come, unless the recipe says otherwise."""
     data, rows = recipe.data, recipe.batch_size
-    shapes = {
-        "image": ((rows, data.image_size, data.image_size, 3), jnp.uint8),
-        "text": ((rows, data.text_length), jnp.int32),
-        "id": ((rows,), jnp.int32),
-    }
+
+    def pictures(*lead: int, size: int = data.image_size) -> tuple[Any, Any]:
+        return (rows, *lead, size, size, 3), jnp.uint8
+
+    def texts(*lead: int) -> tuple[Any, Any]:
+        return (rows, *lead, data.text_length), jnp.int32
+
+    content: tuple[Any, Any] = (), jnp.int32  # of an id: a number, or two words
     files = data.kind not in ("emoji", "synthetic", "csv", "tsv")
+    files &= data.views.second == "picture"
+    shapes: dict[str, tuple[Any, Any]] = {}
     if data.check == "during" or (data.check == "auto" and files):
-        shapes |= {"id": ((rows, 2), jnp.uint32), "weight": ((rows,), jnp.float32)}
+        content = (2,), jnp.uint32
+        shapes["weight"] = (rows,), jnp.float32
+    shapes["id"] = (rows, *content[0]), content[1]
+    if data.pairs == "captions":
+        shapes |= {"image": pictures(), "text": texts()}
+    elif data.pairs == "views":
+        shapes |= {"view_a": pictures(), "view_b": pictures()}
+        if data.views.small:
+            shapes["crops"] = pictures(data.views.small, size=data.views.small_size)
+    else:
+        shapes |= {"query": texts(), "positive": texts()}
+    if data.negatives:
+        shapes["negatives"] = texts(data.negatives)
+        shapes["negative_weight"] = (rows, data.negatives), jnp.float32
+        shapes["negative_id"] = (rows, data.negatives, *content[0]), content[1]
     sharding = batch_sharding(mesh)
     return {
         name: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)

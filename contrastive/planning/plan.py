@@ -168,7 +168,7 @@ def advice(plan: Plan) -> list[str]:
             f"config.mesh.fsdp={sizes['fsdp'] * replicas} cuts the state ({_gib(memory.state)} a "
             f"device) over all of them and saves {_gib(saved)}."
         )
-    for tower in ("image", "text"):
+    for tower in towers_of(recipe):
         remat = getattr(getattr(recipe.model, tower), "remat", None)
         if remat in ("none", "dots"):
             lines.append(
@@ -186,6 +186,13 @@ def advice(plan: Plan) -> list[str]:
     else:
         lines.append("The state alone fills the memory: more devices along fsdp are needed.")
     return lines
+
+
+def towers_of(recipe: Recipe) -> tuple[str, ...]:
+    """The groups of ``config.model`` that the kind of pairs has towers of."""
+    return {"captions": ("image", "text"), "views": ("image",), "texts": ("text",)}[
+        recipe.data.pairs
+    ]
 
 
 def _power_of_two(least: int) -> int:

@@ -88,6 +88,8 @@ def find_examples(model: Any, data: DataConfig, *, seed: int = 0) -> Examples | 
       data: The run's data settings.
       seed: Decides which queries are drawn.
     """
+    if data.pairs != "captions":
+        return None
     names = emoji_splits(data)[:1] if data.source == "emoji" else ("validation", "test", "train")
     for name in names:
         if found := load_sets(data, most=SHOWN_PICTURES, only=(name,), encoded=True):

@@ -1,15 +1,31 @@
 """Encoders that turn one view of a pair into a row of the shared embedding space."""
 
+from contrastive.towers.bag import BagConfig, BagTower
 from contrastive.towers.convnet import ConvTower, ConvTowerConfig
+from contrastive.towers.head import HeadConfig, PredictorConfig
 from contrastive.towers.sharding import LOGICAL_AXES, axis_rules
 from contrastive.towers.text import TextTransformer, TextTransformerConfig
-from contrastive.towers.two_tower import TwoTower, TwoTowerConfig, parameter_count
+from contrastive.towers.two_tower import (
+    MissingTower,
+    Pairs,
+    Role,
+    TwoTower,
+    TwoTowerConfig,
+    parameter_count,
+)
 from contrastive.towers.vit import VisionTransformer, VisionTransformerConfig
 
 __all__ = [
     "LOGICAL_AXES",
+    "BagConfig",
+    "BagTower",
     "ConvTower",
     "ConvTowerConfig",
+    "HeadConfig",
+    "MissingTower",
+    "Pairs",
+    "PredictorConfig",
+    "Role",
     "TextTransformer",
     "TextTransformerConfig",
     "TwoTower",

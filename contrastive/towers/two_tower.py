@@ -1,19 +1,28 @@
-"""An image tower and a text tower that share one embedding space."""
+"""The towers of a pair, which share one embedding space: an image tower and a text tower, one text
+tower or two, or an image tower alone."""
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, UInt8
 
-from contrastive.errors import ConfigError
+from contrastive.errors import ConfigError, UserError
 from contrastive.towers import layers, sharding
+from contrastive.towers.bag import BagConfig, BagTower
 from contrastive.towers.convnet import ConvTower, ConvTowerConfig
+from contrastive.towers.head import Head, HeadConfig, PredictorConfig
 from contrastive.towers.text import TextTransformer, TextTransformerConfig
 from contrastive.towers.vit import VisionTransformer, VisionTransformerConfig
+
+Pairs = Literal["captions", "views", "texts"]
+"""What the towers read: pictures and captions, two views of a picture, or two texts."""
+Role = Literal["query", "passage"]
+"""Which half of a pair of texts a text is."""
+TextTower: TypeAlias = TextTransformer | BagTower
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,9 +32,18 @@ class TwoTowerConfig:
     image: ConvTowerConfig | VisionTransformerConfig = dataclasses.field(
         default_factory=ConvTowerConfig
     )  # the image tower
-    text: TextTransformerConfig = dataclasses.field(
+    text: TextTransformerConfig | BagConfig = dataclasses.field(
         default_factory=TextTransformerConfig
     )  # the text tower
+    # Of pairs of texts: one tower reads both, or passages have a tower of their own (with the same
+    # settings and other parameters)
+    shared: bool = True
+    head: HeadConfig = dataclasses.field(
+        default_factory=HeadConfig
+    )  # behind the towers in training, dropped afterwards
+    predictor: PredictorConfig = dataclasses.field(
+        default_factory=PredictorConfig
+    )  # behind the head of queries, where a momentum encoder makes the keys
     embedding_dim: int = 128  # size of the embeddings
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation; parameters: float32
     pixel_mean: tuple[float, float, float] = (0.5, 0.5, 0.5)  # subtracted from pixels in [0, 1]
@@ -37,12 +55,35 @@ class TwoTowerConfig:
         if min(self.pixel_std) <= 0.0:
             raise ConfigError(f"model.pixel_std = {self.pixel_std} has to be positive.")
 
+    def check_pairs(self, pairs: Pairs) -> None:
+        """Raises :class:`ConfigError` where something is set that this kind of pair has no use
+        for."""
+        unused = {
+            "captions": ("shared", "head", "predictor"),
+            "views": ("text", "shared"),
+            "texts": ("image", "pixel_mean", "pixel_std"),
+        }
+        plain = TwoTowerConfig()
+        for name in unused[pairs]:
+            if getattr(self, name) != getattr(plain, name):
+                raise ConfigError(
+                    f"config.model.{name} has no effect with config.data.pairs = {pairs!r}."
+                )
+        if self.predictor.layers and self.predictor.output:
+            raise ConfigError(
+                "config.model.predictor.output has to be 0: queries are compared with keys, which "
+                "have the size of the head's rows."
+            )
+
 
 class TwoTower(nnx.Module):
     """Encodes images and texts to raw rows of one space, and holds the learned logit scale.
 
+    A tower that the pairs do not need is None.
+
     Args:
       config: Settings.
+      pairs: What is read; ``captions``: an image tower and a text tower.
       image_size: Side of the images in pixels.
       text_length: Longest text in tokens.
       vocabulary_size: Number of tokens of the tokenizer.
@@ -61,6 +102,7 @@ class TwoTower(nnx.Module):
         self,
         config: TwoTowerConfig,
         *,
+        pairs: Pairs = "captions",
         image_size: int,
         text_length: int,
         vocabulary_size: int,
@@ -72,23 +114,29 @@ class TwoTower(nnx.Module):
     ):
         if scale_init <= 0.0:
             raise ValueError(f"scale_init = {scale_init} has to be positive.")
-        self.config = config
-        tower = ConvTower if isinstance(config.image, ConvTowerConfig) else VisionTransformer
-        self.image = tower(
-            config.image,  # pyright: ignore[reportArgumentType]
-            image_size=image_size,
-            output=config.embedding_dim,
-            rngs=rngs,
-        )
-        self.text = TextTransformer(
-            config.text,
-            length=text_length,
-            vocabulary_size=vocabulary_size,
-            pad_id=pad_id,
-            end_id=end_id,
-            output=config.embedding_dim,
-            rngs=rngs,
-        )
+        self.config, self.pairs = config, pairs
+        output = config.embedding_dim
+        size = {"size": image_size, "output": output, "rngs": rngs}
+
+        def text() -> TextTower:
+            return text_tower(
+                config.text,
+                length=text_length,
+                vocabulary_size=vocabulary_size,
+                pad_id=pad_id,
+                end_id=end_id,
+                output=output,
+                rngs=rngs,
+            )
+
+        def head(config: HeadConfig, inputs: int) -> Head | None:
+            return Head(config, inputs, rngs=rngs) if config.layers else None
+
+        self.image = image_tower(config.image, **size) if pairs != "texts" else None
+        self.text = text() if pairs != "views" else None
+        self.passage = text() if pairs == "texts" and not config.shared else None
+        self.head = head(config.head, output)
+        self.predictor = head(config.predictor, self.head.outputs if self.head else output)
         self.log_scale = nnx.Param(jnp.float32(math.log(scale_init)))
         self.bias = None if bias_init is None else nnx.Param(jnp.float32(bias_init))
 
@@ -111,7 +159,10 @@ class TwoTower(nnx.Module):
 
         Raises:
           ValueError: Dropout is asked for without ``rngs``, or the images have another size.
+          MissingTower: There is no image tower.
         """
+        if self.image is None:
+            raise MissingTower("image", self.pairs)
         keys = _row_keys(images, deterministic, rngs, rows)
         x = self._normalise(images).astype(self.config.dtype)
         y = sharding.on_rows(self.image, lambda tower, x, keys: tower(x, keys=keys), x, keys)
@@ -121,18 +172,23 @@ class TwoTower(nnx.Module):
         self,
         tokens: Int[Array, "batch length"],
         *,
+        role: Role = "query",
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
         rows: Int[Array, "batch"] | None = None,
     ) -> Float[Array, "batch dim"]:
-        """Raw float32 rows of texts; arguments as in :meth:`encode_image`."""
+        """Raw float32 rows of texts; arguments as in :meth:`encode_image`. ``role`` chooses the
+        tower where passages have their own."""
+        tower = self.text if role == "query" or self.passage is None else self.passage
+        if tower is None:
+            raise MissingTower("text", self.pairs)
         keys = _row_keys(tokens, deterministic, rngs, rows)
         dtype = jnp.dtype(self.config.dtype)
 
-        def encode(tower: TextTransformer, tokens: jax.Array, keys: jax.Array | None) -> jax.Array:
+        def encode(tower: TextTower, tokens: jax.Array, keys: jax.Array | None) -> jax.Array:
             return tower(tokens, dtype=dtype, keys=keys)
 
-        return sharding.on_rows(self.text, encode, tokens, keys).astype(jnp.float32)
+        return sharding.on_rows(tower, encode, tokens, keys).astype(jnp.float32)
 
     def _normalise(self, images: jax.Array) -> jax.Array:
         x = images.astype(jnp.float32)
@@ -141,6 +197,40 @@ class TwoTower(nnx.Module):
         mean = jnp.array(self.config.pixel_mean, jnp.float32)
         std = jnp.array(self.config.pixel_std, jnp.float32)
         return (x - mean[None, None, None]) / std[None, None, None]
+
+
+class MissingTower(UserError):
+    """Something is to be encoded that the model has no tower for."""
+
+    def __init__(self, tower: Literal["image", "text"], pairs: Pairs) -> None:
+        reads = {"captions": "pictures and texts", "views": "pictures", "texts": "texts"}[pairs]
+        other = {"image": "pictures", "text": "texts"}[tower]
+        super().__init__(
+            f"this model has no {tower} tower: it was trained on pairs of {reads} "
+            f"(config.data.pairs = {pairs!r}) and cannot encode {other}."
+        )
+
+
+def image_tower(
+    config: ConvTowerConfig | VisionTransformerConfig, *, size: int, output: int, rngs: nnx.Rngs
+) -> ConvTower | VisionTransformer:
+    """The tower that the settings are of."""
+    tower = ConvTower if isinstance(config, ConvTowerConfig) else VisionTransformer
+    return tower(
+        config,  # pyright: ignore[reportArgumentType]
+        image_size=size,
+        output=output,
+        rngs=rngs,
+    )
+
+
+def text_tower(config: TextTransformerConfig | BagConfig, **sizes: Any) -> TextTower:
+    """The tower that the settings are of."""
+    return (
+        BagTower(config, **sizes)
+        if isinstance(config, BagConfig)
+        else TextTransformer(config, **sizes)
+    )
 
 
 def _row_keys(
@@ -169,7 +259,7 @@ def parameter_count(
         )
     )
 
-    def count(module: nnx.Module) -> int:
+    def count(module: nnx.Module | None) -> int:
         return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(module, nnx.Param)))
 
     return {"image": count(model.image), "text": count(model.text), "total": count(model)}

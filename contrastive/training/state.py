@@ -11,26 +11,49 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from contrastive.errors import ConfigError
 from contrastive.mesh import PARAMETER_RULES, run_once_options
+from contrastive.objectives import Momentum
 from contrastive.temperature import path_names
 from contrastive.towers import TwoTower, axis_rules
 
 
-@jax.tree_util.register_dataclass
+@jax.tree_util.register_pytree_with_keys_class
 @dataclasses.dataclass(frozen=True)
 class TrainState:
     """A pure pytree; float32 parameters, optimizer moments with the parameters' shardings.
 
-    The leaves are arrays in training, shapes with shardings where a checkpoint is the target.
+    The leaves are arrays in training, shapes with shardings where a checkpoint is the target. A
+    memory that is None is no part of the tree: checkpoints of runs without one do not mention it.
     """
 
     step: Any  # int32 scalar: optimizer updates done
     parameters: Any  # nnx.State
     optimizer: Any  # optax state
     average: Any  # exponential moving average of the parameters, or None
+    memory: Any = None  # a momentum encoder and its queue (contrastive.objectives.Memory), or None
+
+    def tree_flatten_with_keys(self) -> tuple[Any, tuple[str, ...]]:
+        """Children by field name, for ``jax.tree_util``."""
+        names = tuple(
+            field.name
+            for field in dataclasses.fields(self)
+            if field.name != "memory" or self.memory is not None
+        )
+        return [(jax.tree_util.GetAttrKey(name), getattr(self, name)) for name in names], names
+
+    @classmethod
+    def tree_unflatten(cls, names: tuple[str, ...], children: Any) -> "TrainState":
+        """The inverse."""
+        return cls(**dict(zip(names, children, strict=True)))
 
 
 def init_state(
-    build: Any, optimizer: optax.GradientTransformation, mesh: Mesh, seed: int, *, average: bool
+    build: Any,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    seed: int,
+    *,
+    average: bool,
+    momentum: Momentum | None = None,
 ) -> tuple[nnx.GraphDef[TwoTower], TrainState]:
     """Creates the state on the mesh; no array is ever whole on a device that should not hold it.
 
@@ -40,6 +63,7 @@ def init_state(
       mesh: Where the parameters are born, cut by :data:`contrastive.mesh.PARAMETER_RULES`.
       seed: Of the initialisation.
       average: Whether a moving average of the parameters is kept.
+      momentum: Of a momentum encoder whose state is kept; None: there is none.
 
     Returns:
       The graph definition, to be merged with ``state.parameters`` inside the loss, and the state.
@@ -47,18 +71,23 @@ def init_state(
     Raises:
       ConfigError: A parameter cannot be cut evenly over the mesh.
     """
-    graphdef, create = _creation(build, optimizer, mesh, average=average)
+    graphdef, create = _creation(build, optimizer, mesh, average, momentum)
     with jax.set_mesh(mesh):
         options = run_once_options(mesh.devices.flat[0])
         return graphdef, jax.jit(create, compiler_options=options)(jax.random.key(seed))
 
 
 def abstract_state(
-    build: Any, optimizer: optax.GradientTransformation, mesh: Mesh, *, average: bool
+    build: Any,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    *,
+    average: bool,
+    momentum: Momentum | None = None,
 ) -> tuple[nnx.GraphDef[TwoTower], TrainState]:
     """What :func:`init_state` would create, as shapes with shardings: nothing is allocated, and the
     mesh may be one of devices that are not here."""
-    graphdef, create = _creation(build, optimizer, mesh, average=average)
+    graphdef, create = _creation(build, optimizer, mesh, average, momentum)
 
     def placed(x: Any) -> jax.ShapeDtypeStruct:
         spec = PartitionSpec() if x.sharding is None else x.sharding.spec
@@ -69,7 +98,11 @@ def abstract_state(
 
 
 def _creation(
-    build: Any, optimizer: optax.GradientTransformation, mesh: Mesh, *, average: bool
+    build: Any,
+    optimizer: optax.GradientTransformation,
+    mesh: Mesh,
+    average: bool,
+    momentum: Momentum | None,
 ) -> tuple[nnx.GraphDef[TwoTower], Any]:
     """The graph definition, and ``create(key) -> TrainState`` for use under the mesh."""
     whole = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
@@ -83,6 +116,7 @@ def _creation(
             parameters=parameters,
             optimizer=optimizer.init(parameters),
             average=jax.tree.map(jnp.copy, parameters) if average else None,
+            memory=None if momentum is None else momentum.start(parameters, mesh),
         )
 
     return nnx.graphdef(whole), create

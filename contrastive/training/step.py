@@ -1,4 +1,5 @@
-"""One update: loss, gradient, optimizer, moving average. Pure, jitted, with donated state."""
+"""One update: momentum encoder, loss, gradient, optimizer, moving average. Pure, jitted, with
+donated state."""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from contrastive.objectives import Objective
+from contrastive.objectives import Momentum, Objective
 from contrastive.towers import TwoTower
 from contrastive.training.state import TrainState
 
@@ -26,6 +27,7 @@ def make_train_step(
     average_decay: float | None,
     frozen: Callable[[Any], Any] | None = None,
     accumulate: int = 1,
+    momentum: Momentum | None = None,
 ) -> TrainStep:
     """The compiled update ``(state, batch) -> (state, metrics)``; the old state is donated.
 
@@ -42,6 +44,7 @@ def make_train_step(
       frozen: ``frozen(parameters)`` is True for those that do not learn: nothing is computed for
         their gradients.
       accumulate: Batches to an update, as in the optimizer.
+      momentum: Of a momentum encoder, which moves first and then makes the keys.
     """
 
     def loss_of(parameters: Any, batch: dict[str, jax.Array], key: jax.Array) -> Any:
@@ -53,6 +56,10 @@ def make_train_step(
 
     def step(state: TrainState, batch: dict[str, jax.Array]) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
+        memory = state.memory
+        if momentum is not None:
+            memory = momentum.follow(memory, state.parameters, state.step)
+            batch = momentum.keys(graphdef, memory, batch, key)
         (loss, metrics), gradient = jax.value_and_grad(loss_of, has_aux=True)(
             state.parameters, batch, key
         )
@@ -66,6 +73,9 @@ def make_train_step(
             if accumulate > 1:
                 decay = jnp.where((state.step + 1) % accumulate == 0, decay, 1.0)
             average = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, average, parameters)
+        if momentum is not None:
+            memory = momentum.store(memory, batch, state.step)
+            metrics["momentum"] = momentum.decay(state.step)
         metrics = {"loss": loss, **metrics, "gradient_norm": optax.tree.norm(gradient)}
         state = dataclasses.replace(
             state,
@@ -73,6 +83,7 @@ def make_train_step(
             parameters=parameters,
             optimizer=moments,
             average=average,
+            memory=memory,
         )
         return state, metrics
 

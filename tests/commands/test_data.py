@@ -263,10 +263,39 @@ def test_pairs_of_texts(call_plain, tmp_path):
     assert "repeated: 0 captions, 4 queries" in printed
     status, _, error = call_plain("data convert", *settings, "--to=webdataset", "--output=x")
     assert status == 2
-    assert "what is converted are pictures and their captions" in error
-    status, _, error = call_plain("train", *settings, f"--workdir={tmp_path / 'run'}")
-    assert status == 2
-    assert "Batches of other pairs come from" in error
+    assert "tars hold no pairs of texts" in error
+    out = tmp_path / "out"
+    status, printed, _ = call_plain(
+        "data convert", *settings, "--to=array_record", f"--output={out}", "--shard-size=4"
+    )
+    assert status == 0
+    assert "10 samples read. Left out: 1 empty query." in printed
+    pattern = printed.split("--config.data.source='")[1].split("'")[0]
+    before, after = (
+        open_source(DataConfig(source=source, pairs="texts", fields=no_held_out), "train")
+        for source, no_held_out in (
+            (str(tmp_path / "a.jsonl"), FieldsConfig(held_out_share=0.0)),
+            (pattern, FieldsConfig()),
+        )
+    )
+    assert [after[i] for i in range(9)] == [before[i] for i in range(10) if i != 3]
+
+
+@pytest.mark.parametrize("target", ["webdataset", "array_record"])
+def test_convert_of_views_keeps_pictures(call_plain, pairs, tmp_path, target):
+    settings = ["--config.data.pairs=views", ALL, f"--to={target}", f"--output={tmp_path / 'out'}"]
+    status, printed, _ = call_plain("data convert", f"--config.data.source={pairs}", *settings)
+    assert (status, "20 samples read. Use" in printed) == (0, True)
+    pattern = printed.split("--config.data.source='")[1].split("'")[0]
+    before, after = (
+        open_source(DataConfig(source=source, pairs="views", fields=fields, **cache), "train")
+        for source, fields, cache in (
+            (str(pairs), FieldsConfig(held_out_share=0.0), {}),
+            (pattern, FieldsConfig(), {"cache": str(tmp_path / "cache")}),
+        )
+    )
+    for name in ("image", "id", "key"):
+        assert [after[i][name] for i in range(20)] == [before[i][name] for i in range(20)]
 
 
 def test_views_are_shown_beside_each_other(call_plain, pairs, tmp_path):

@@ -14,10 +14,10 @@ import pytest
 from flax import nnx
 
 from contrastive import config as config_lib
-from contrastive import objectives
 from contrastive.commands.train import train
 from contrastive.errors import ConfigError, UserError
 from contrastive.loading import load
+from contrastive.objectives import pairs
 from contrastive.recipe import Recipe
 from contrastive.training.loop import NonFiniteLoss
 
@@ -198,8 +198,8 @@ def test_a_damaged_config_is_one_sentence(tiny, tmp_path):
 
 def test_E09_the_step_is_traced_once(tiny, tmp_path, monkeypatch):
     traces = []
-    watch = objectives._watch
-    monkeypatch.setattr(objectives, "_watch", lambda *a: traces.append(1) or watch(*a))
+    watch = pairs.watch
+    monkeypatch.setattr(pairs, "watch", lambda *a: traces.append(1) or watch(*a))
     run(tiny, tmp_path / "run", "total_steps=7", "eval.every=3", "checkpoint.every=2")
     assert len(traces) == 1
 

@@ -432,3 +432,27 @@ def test_columns_that_are_missing_are_named(tmp_path):
     fields = FieldsConfig(query="text", positive="missing")
     with pytest.raises(DataError, match=r"no field 'missing' \(config\.data\.fields\.positive"):
         open_source(DataConfig(source=source, pairs="texts", fields=fields), "train")
+
+
+def test_prefixes_stand_before_every_text_and_the_positive_may_be_the_query(open_loader):
+    records = [
+        {"image": b"", "caption": row["positive"], "keywords": [], "id": -1, "key": row["id"]}
+        | {"query": row["question"], "negatives": row["negatives"]}
+        for row in ROWS
+    ]
+    words = {"query_prefix": "ask: ", "passage_prefix": "say: "}
+    config = dataclasses.replace(CONFIG, **words)
+    loader, tokenizer = open_loader(InMemorySource(records), config, batch_size=12)
+    batch = next(loader)
+    for row, example in enumerate(batch["example"].tolist()):
+        texts = {"query": f"ask: {ROWS[example]['question']}"}
+        texts["positive"] = f"say: {ROWS[example]['positive']}"
+        for name, text in texts.items():
+            np.testing.assert_array_equal(batch[name][row], tokenizer.encode([text])[0])
+        for j in np.flatnonzero(batch["negative_weight"][row]):
+            text = tokenizer.decode(batch["negatives"][row, j])
+            assert text.startswith("say : wrong")
+    assert tokenizer.decode(batch["query"][0]).startswith("ask :")  # words of the vocabulary
+    twice = dataclasses.replace(CONFIG, query_from="positive", negatives=0)
+    batch = next(open_loader(InMemorySource(records), twice, batch_size=12)[0])
+    np.testing.assert_array_equal(batch["query"], batch["positive"])

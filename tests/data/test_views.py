@@ -222,3 +222,31 @@ def test_settings_that_cannot_be(change, words):
         ViewsConfig(small_size=5)
     with pytest.raises(ConfigError, match="smaller one first"):
         ViewsConfig(small=1, small_area=(0.5, 0.1))
+
+
+def test_the_second_view_is_another_picture_of_the_same_content(open_loader, make_records):
+    records = without_words(make_records(12))
+    for i, record in enumerate(records):
+        record["id"] = i // 3 if i < 9 else i  # three of three, and three that are alone
+    config = dataclasses.replace(CONFIG, views=ViewsConfig(second="content"))
+    plain = open_loader(records, CONFIG, batch_size=12)
+    loader = open_loader(records, config, batch_size=12)
+    batch, other, again = next(loader), next(loader), next(plain)
+    pictures = {
+        int(example): row for example, row in zip(again["example"], again["view_a"], strict=True)
+    }
+    partners = {}
+    for row, example in enumerate(batch["example"].tolist()):
+        np.testing.assert_array_equal(batch["view_a"][row], pictures[example])
+        same = [i for i, p in pictures.items() if (p == batch["view_b"][row]).all()]
+        assert len(same) == 1
+        partners[example] = same[0]
+        assert (same[0] == example) == (example >= 9)
+        assert records[same[0]]["id"] == records[example]["id"] == batch["id"][row]
+    second = {
+        example: next(i for i, p in pictures.items() if (p == other["view_b"][row]).all())
+        for row, example in enumerate(other["example"].tolist())
+    }
+    assert second != partners  # drawn anew in the next epoch
+    loader.restore({**loader.state(), "step": 0})
+    np.testing.assert_array_equal(next(loader)["view_b"], batch["view_b"])

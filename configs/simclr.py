@@ -1,0 +1,59 @@
+"""SimCLR on emoji: two artists' drawings of a concept, or two augmentations of one drawing.
+
+    contrastive train --config=configs/simclr.py:artists --workdir=runs/simclr
+
+Chen et al., A Simple Framework for Contrastive Learning of Visual Representations, 2020
+(https://arxiv.org/abs/2002.05709): NT-Xent behind a projection head that is dropped afterwards,
+LAMB. The argument says what the second view is of: ``artists``, the same concept as another artist
+drew it; ``augmented``, the same drawing. Both are tested on concepts that were never trained on, as
+one artist drew them against another.
+"""
+
+from ml_collections import ConfigDict
+
+from contrastive.errors import ConfigError
+
+
+def get_config(views: str = "artists") -> ConfigDict:
+    """The recipe; everything that is not named here has the default of its dataclass."""
+    if views not in ("artists", "augmented"):
+        raise ConfigError(f"{views!r}: choose artists or augmented.")
+    config = ConfigDict()
+    config.name = f"simclr-{views}"
+    config.batch_size = 256
+    config.total_steps = 600
+
+    config.data = ConfigDict()
+    config.data.source = "emoji"
+    config.data.pairs = "views"
+    config.data.image_size = 32
+    config.data.views = ConfigDict()
+    config.data.views.second = "content" if views == "artists" else "picture"
+    config.data.augment = ConfigDict()
+    config.data.augment.hue = 20.0  # artists disagree on shades
+    config.data.augment.cutout = 0.2
+
+    config.model = ConfigDict()
+    config.model.embedding_dim = 256
+    config.model.head = ConfigDict()
+    config.model.head.layers = 2
+    config.model.head.output = 128
+
+    config.loss = ConfigDict()
+    config.loss.name = "nt_xent"
+    config.loss.scale_init = 10.0  # a temperature of .1
+
+    config.optimizer = ConfigDict()
+    config.optimizer.name = "lamb"
+    config.optimizer.learning_rate = 1e-2
+    config.optimizer.warmup_steps = 50
+    config.optimizer.weight_decay = 1e-4
+    config.optimizer.multipliers = (("log_scale", None),)  # the temperature is fixed
+
+    config.average_decay = 0.99
+
+    config.checkpoint = ConfigDict()
+    config.checkpoint.every = 150
+    config.eval = ConfigDict()
+    config.eval.every = 150
+    return config

@@ -1,0 +1,66 @@
+"""SimCSE on WordNet: a definition and itself under other dropout, or words, their definition and
+what the words mean elsewhere.
+
+    python -m experiments.data.wordnet --output=data/wordnet
+    contrastive train --config=configs/simcse.py:unsup --workdir=runs/simcse
+
+Gao et al., SimCSE, 2021 (https://arxiv.org/abs/2104.08821). ``unsup``: both views of a batch are
+the same definitions, and only dropout makes them differ; the MLP behind the tower is dropped
+afterwards. ``sup``: the definition is the positive, and the definition of another sense of the same
+words the hard negative, as contradictions are in the paper. Both are evaluated on words against
+definitions, beside alignment and uniformity.
+"""
+
+from ml_collections import ConfigDict
+
+from contrastive.errors import ConfigError
+
+
+def get_config(kind: str = "unsup") -> ConfigDict:
+    """The recipe; everything that is not named here has the default of its dataclass."""
+    if kind not in ("unsup", "sup"):
+        raise ConfigError(f"{kind!r}: choose unsup or sup.")
+    config = ConfigDict()
+    config.name = f"simcse-{kind}"
+    config.batch_size = 256
+    config.total_steps = 600
+
+    config.data = ConfigDict()
+    config.data.source = "data/wordnet/pairs.jsonl"
+    config.data.pairs = "texts"
+    config.data.text_length = 32
+    config.data.tokenizer = ConfigDict()
+    config.data.tokenizer.vocabulary_size = 16384
+    if kind == "unsup":
+        config.data.query_from = "positive"
+    else:
+        config.data.negatives = 1
+
+    config.model = ConfigDict()
+    config.model.embedding_dim = 192
+    config.model.text = ConfigDict()
+    config.model.text.kind = "transformer"
+    config.model.text.width = 192
+    config.model.text.depth = 2
+    config.model.text.dropout = 0.1
+    config.model.text.pooling = "mean"
+    if kind == "unsup":
+        config.model.head = ConfigDict()
+        config.model.head.layers = 2
+        config.model.head.activation = "tanh"
+
+    config.loss = ConfigDict()
+    config.loss.name = "info_nce"
+    config.loss.scale_init = 20.0  # a temperature of .05
+
+    config.optimizer = ConfigDict()
+    config.optimizer.learning_rate = 1e-3
+    config.optimizer.warmup_steps = 50
+    config.optimizer.multipliers = (("log_scale", None),)  # the temperature is fixed
+
+    config.checkpoint = ConfigDict()
+    config.checkpoint.every = 200
+    config.eval = ConfigDict()
+    config.eval.every = 200
+    config.eval.pictures = 2000  # pairs a set
+    return config

@@ -1,0 +1,79 @@
+"""``contrastive mine``: a file of hard negatives for the pairs of a recipe."""
+
+import json
+import pathlib
+import sys
+from typing import Any
+
+from contrastive import mining
+from contrastive.data.examples import read_examples
+from contrastive.data.sources import open_source
+from contrastive.errors import UserError
+from contrastive.loading import load
+from contrastive.mesh import Devices
+from contrastive.recipe import Recipe
+from contrastive.whole import whole_file
+
+BM25 = "bm25"
+
+
+def mine(
+    recipe: Recipe,
+    output: pathlib.Path,
+    config: mining.MiningConfig,
+    *,
+    by: str = BM25,
+    devices: Devices | None = None,
+    stream: Any = sys.stdout,
+) -> int:
+    """Writes JSON Lines ``{"key": ..., "negatives": [...]}``, which
+    ``config.data.fields.negatives_file`` reads.
+
+    Args:
+      recipe: Its training pairs are mined, each other's positives being the candidates.
+      output: The file to write.
+      config: Which candidates are taken.
+      by: ``bm25``, or the folder of a run whose model ranks.
+      devices: Where a model computes; None: the default device.
+      stream: Where it is said what was done.
+
+    Raises:
+      UserError: The recipe has no pairs of texts, keys repeat, or nothing was found.
+    """
+    data = recipe.data
+    if data.pairs != "texts":
+        raise UserError(
+            f"config.data.pairs = {data.pairs!r}: hard negatives are mined for pairs of texts."
+        )
+    source = open_source(data, "train")
+    found = read_examples(source, data)
+    keys = [source[int(i)]["key"] for i in found.index]
+    if len(set(keys)) < len(keys):
+        raise UserError(
+            f"{data.source} has {len(keys) - len(set(keys)):,} pairs whose key another pair has "
+            "too; negatives are found by key. Set config.data.fields.key to a field that tells "
+            "pairs apart."
+        )
+    corpus = mining.Corpus.of(found.queries, found.captions, found.ids)
+    if by == BM25:
+        scores = mining.bm25(corpus)
+    else:
+        model = load(by, devices=devices)
+        passages = model.encode_text(corpus.passages, role="passage")
+        scores = mining.cosine(model.encode_text(corpus.queries), passages)
+    lines, total = [], 0
+    for key, negatives in zip(keys, mining.mine(corpus, scores, config), strict=True):
+        total += len(negatives)
+        if negatives:
+            entry = {"key": key, "negatives": [corpus.passages[i] for i in negatives]}
+            lines.append(json.dumps(entry, ensure_ascii=False) + "\n")
+    if not lines:
+        raise UserError("no pair has a hard negative within these limits; widen them.")
+    with whole_file(output) as path:
+        path.write_text("".join(lines), encoding="utf-8")
+    print(
+        f"{total:,} negatives for {len(lines):,} of {len(keys):,} pairs, among "
+        f"{len(corpus.passages):,} passages by {by}, written to {output}.",
+        file=stream,
+    )
+    return 0

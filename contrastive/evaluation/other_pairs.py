@@ -1,0 +1,193 @@
+"""Evaluation of pairs of texts and of pairs of views: retrieval of one half by the other, and how
+the two lie on the sphere."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Int32, UInt8
+
+from contrastive.data import emoji
+from contrastive.data.captions import canonical
+from contrastive.data.config import DataConfig
+from contrastive.data.draws import example_keys
+from contrastive.data.examples import read_evaluation_pairs, read_examples, read_pictures
+from contrastive.data.pairs import view_batch
+from contrastive.data.records import SampleError, Source, Subset
+from contrastive.data.sources import open_source
+from contrastive.data.unchecked import Fetched
+from contrastive.errors import NoSuchSplit
+from contrastive.evaluation.baselines import raw_pixel_scores
+from contrastive.evaluation.measured import Measured
+from contrastive.evaluation.ranking import rank_scores
+from contrastive.evaluation.retrieval import summarise
+from contrastive.evaluation.sets import HELD_OUT_SPLITS, emoji_splits, evenly
+from contrastive.geometry import alignment, uniformity
+from contrastive.logits import LogitPartition
+
+Compare = Callable[..., Measured]
+_alignment = jax.jit(alignment)
+_uniformity = jax.jit(partial(uniformity, partition=LogitPartition()))
+_VIEW_SEED = 0  # of the views that held-out pictures are compared by
+
+
+@dataclasses.dataclass(frozen=True)
+class TextPairs:
+    """Queries and positives; they belong together where their ids are equal."""
+
+    name: str
+    queries: Sequence[str]
+    query_ids: Int32[np.ndarray, " queries"]
+    positives: Sequence[str]
+    positive_ids: Int32[np.ndarray, " positives"]
+
+    def measure(self, model: Any, compare: Compare) -> Measured:
+        """``{"TASK/METRIC": value}``: retrieval both ways, alignment and uniformity."""
+        queries = model.encode_text(list(self.queries), role="query")
+        positives = model.encode_text(list(self.positives), role="passage")
+        ids = self.query_ids, self.positive_ids
+        results = Measured()
+        results.add(compare(queries, positives, *ids), "query_to_positive")
+        results.add(compare(positives, queries, *ids[::-1]), "positive_to_query")
+        results["geometry/alignment"] = _align(queries, positives, *ids)
+        if len(queries) > 1 and len(positives) > 1:
+            results["geometry/uniformity_queries"] = float(_uniformity(queries))
+            results["geometry/uniformity_texts"] = float(_uniformity(positives))
+        return results
+
+    def baseline(self) -> Measured:
+        """Nothing: pixels say nothing about texts."""
+        return Measured()
+
+
+@dataclasses.dataclass(frozen=True)
+class ViewPairs:
+    """Pictures to look for, and those among which; equal ids show the same."""
+
+    name: str
+    queries: UInt8[np.ndarray, "queries size size 3"]
+    query_ids: Int32[np.ndarray, " queries"]
+    gallery: UInt8[np.ndarray, "gallery size size 3"]
+    gallery_ids: Int32[np.ndarray, " gallery"]
+
+    def measure(self, model: Any, compare: Compare) -> Measured:
+        """``{"TASK/METRIC": value}``: retrieval, alignment and uniformity."""
+        queries, gallery = model.encode_image(self.queries), model.encode_image(self.gallery)
+        ids = self.query_ids, self.gallery_ids
+        results = Measured().add(compare(queries, gallery, *ids), "image_to_image")
+        results["geometry/alignment"] = _align(queries, gallery, *ids)
+        if len(gallery) > 1:
+            results["geometry/uniformity_images"] = float(_uniformity(gallery))
+        return results
+
+    def baseline(self) -> Measured:
+        """The same, by the pictures' pixels."""
+        labels = np.unique(self.gallery_ids)
+        scores = raw_pixel_scores(self.queries, self.gallery, self.gallery_ids, labels)
+        found = summarise(rank_scores(scores, self.query_ids, labels), self.query_ids, labels)
+        return Measured().add(found, "image_to_image")
+
+
+def load_pairs(data: DataConfig, *, most: int) -> list[TextPairs] | list[ViewPairs]:
+    """The evaluation sets of a source of pairs of texts or of views.
+
+    Texts: the splits ``validation``, ``test`` and ``train``. Views of emoji: two artists' drawings
+    of the same concepts. Views of your own pictures: two views of each held-out picture, made as in
+    training, always the same ones.
+
+    Args:
+      data: The data settings of the run, of ``texts`` or ``views``.
+      most: Pairs a set; of larger ones, evenly spaced pairs are taken.
+    """
+    if data.pairs == "texts":
+        return [_text_pairs(name, source, data) for name, source in _splits(data, most)]
+    if data.source == "emoji":
+        return list(_two_artists(data, most))
+    return [_two_views(name, source, data) for name, source in _splits(data, most)]
+
+
+def _splits(data: DataConfig, most: int) -> Iterable[tuple[str, Source]]:
+    for name in (*HELD_OUT_SPLITS, "train"):
+        try:
+            source = open_source(data, name)
+        except NoSuchSplit:
+            if name == "train":
+                raise
+            continue
+        chosen = evenly(len(source), most)
+        yield name, source if len(chosen) == len(source) else Subset(source, chosen.tolist())
+
+
+def _text_pairs(name: str, source: Source, data: DataConfig) -> TextPairs:
+    """The texts of a split; one that comes several times with the same id counts once."""
+    found = read_examples(source, data)
+    sides = []
+    for texts in (found.queries, found.captions):
+        once: dict[tuple[int, str], str] = {}
+        for identity, text in zip(found.ids.tolist(), texts, strict=True):
+            once.setdefault((identity, canonical(text)), text)
+        sides += [list(once.values()), np.array([identity for identity, _ in once], np.int32)]
+    return TextPairs(name, *sides)
+
+
+def _two_artists(data: DataConfig, most: int) -> Iterable[ViewPairs]:
+    first, second = emoji.TRAIN_STYLES[:2]
+    if data.emoji.validation:
+        yield _artists(emoji.VALIDATION_SPLIT, (emoji.VALIDATION_SPLIT,) * 2, data, most)
+    else:
+        others = [name for name in emoji_splits(data) if name.startswith("unseen_both")]
+        for other in others:
+            name = other.replace("unseen_both", "unseen_concepts")
+            yield _artists(name, ("unseen_concepts", other), data, most)
+        yield _artists("unseen_artist", ("train", "unseen_artist"), data, most)
+    yield _artists("train", ("train", "train"), data, most, (first, second))
+
+
+def _artists(
+    name: str,
+    splits: tuple[str, str],
+    data: DataConfig,
+    most: int,
+    styles: tuple[str, str] | None = None,
+) -> ViewPairs:
+    """The drawings of a split against those of another, or of two artists of one split."""
+    if splits[0] == splits[1] and styles is None:
+        styles = emoji.TRAIN_STYLES[0], emoji.TRAIN_STYLES[1]
+    sides = []
+    for i, split in enumerate(splits):
+        source = open_source(data, split)
+        style = styles[i] if styles else emoji.TRAIN_STYLES[0] if split == "train" else ""
+        rows = [r for r in range(len(source)) if source[r]["key"].startswith(style)]
+        sides.append(read_evaluation_pairs(Subset(source, rows), data))
+    known = np.intersect1d(sides[0].ids, sides[1].ids)
+    known = known[evenly(len(known), most)]
+    parts = []
+    for side in sides:
+        keep = np.isin(side.ids, known)
+        parts += [side.images[keep], side.ids[keep]]
+    return ViewPairs(name, *parts)
+
+
+def _two_views(name: str, source: Source, data: DataConfig) -> ViewPairs:
+    keys = example_keys(_VIEW_SEED, np.arange(len(source), dtype=np.int64))
+    pictures, kept = [], []
+    for i in range(len(source)):
+        try:
+            pictures.append(read_pictures(source[i], data, keys[i : i + 1]))
+            kept.append(i)
+        except SampleError:
+            continue  # counted and named when the run started
+    rows = np.array(kept, np.int64)
+    ids = np.arange(len(rows), dtype=np.int32)
+    found = Fetched([""] * len(rows), [()] * len(rows), pictures, ids, rows)
+    batch = view_batch(found, found, keys[rows], data)
+    return ViewPairs(name, batch["view_a"], ids, batch["view_b"], ids)
+
+
+def _align(first: np.ndarray, second: np.ndarray, ids: np.ndarray, others: np.ndarray) -> float:
+    """Mean squared distance of each row of the first side and the first row of its id there."""
+    place = {identity: row for row, identity in reversed(list(enumerate(others.tolist())))}
+    return float(_alignment(first, second[[place[identity] for identity in ids.tolist()]]))

@@ -1,0 +1,142 @@
+"""Settings of the loss: which one, how its scale starts, and how the logit matrix is cut."""
+
+import dataclasses
+import math
+from typing import Literal
+
+import jax
+
+from contrastive.errors import ConfigError
+from contrastive.logits import LogitPartition
+from contrastive.mesh import BATCH_AXES, batch_parts
+from contrastive.temperature import initial_bias, initial_log_scale
+
+LOSS_SCOPE = "contrastive_loss"
+"""The name by which profiles and plans find the loss in the program."""
+Loss = Literal[
+    "clip", "siglip", "info_nce", "nt_xent", "gte", "decoupled", "multi_positive", "triplet"
+]
+# What takes texts that do not belong to a pair; the other losses compare pairs only.
+TAKE_NEGATIVES = ("info_nce", "clip", "triplet")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """Which loss, how its scale starts and is limited, and how the logit matrix is cut."""
+
+    # clip: softmax both ways; info_nce: one way; siglip: sigmoid; nt_xent: SimCLR's, among all
+    # views of the batch; gte: one denominator for both directions and sides; decoupled: without
+    # the positive in it; multi_positive: equal content ids are positives; triplet: a margin on
+    # distances
+    name: Loss = "clip"
+    scale_init: float | None = None  # exp(log_scale) at step 0; None: 1/0.07, or 10 for siglip
+    max_scale: float | None = None  # limit of the scale; None: 100, or no limit for siglip
+    bias_init: float | Literal["batch_size"] | None = None  # siglip only; None: -10
+    margin: float | None = None  # triplet only: of distances between unit rows; None: 1
+    # triplet only: which negatives of a batch count; None: those that come with each pair
+    mining: Literal["batch_hard", "batch_all"] | None = None
+    # Whether the negatives that come with a pair (config.data.negatives) are also the other pairs'
+    share_negatives: bool = True
+    mask_duplicates: bool = True  # pairs with equal content ids are not each other's negatives
+    drop_duplicates: bool = False  # of pairs with equal content ids only the first is in the loss
+    exchange: Literal["dense", "gather", "ring"] | None = None  # None: read from the inputs
+    block_rows: int | None = None  # rows of a tile of the logit matrix; None: chosen
+    block_cols: int | None = None  # columns of a tile; None: chosen
+
+    def __post_init__(self) -> None:
+        if self.bias_init is not None and self.name != "siglip":
+            raise ConfigError(
+                "config.loss.bias_init is used by 'siglip' only; config.loss.name is "
+                f"{self.name!r}."
+            )
+        self._check_triplet()
+        if self.exchange in (None, "dense") and (self.block_rows or self.block_cols):
+            raise ConfigError(
+                "config.loss.block_rows and block_cols cut the logits of exchange = 'gather' or "
+                f"'ring'; config.loss.exchange is {self.exchange!r}."
+            )
+        for name in ("scale_init", "max_scale", "block_rows", "block_cols"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"config.loss.{name} = {value} has to be positive.")
+        if self.name == "triplet":
+            return
+        limit, (start, _) = scale_limit(self), start_values(self, 2)
+        if limit is not None and start > limit:
+            raise ConfigError(
+                f"config.loss.scale_init = {start:g} is above the limit, config.loss.max_scale = "
+                f"{limit:g}."
+            )
+
+    def _check_triplet(self) -> None:
+        if self.name != "triplet":
+            names = ("margin", "mining")
+            why = "is used by 'triplet' only"
+        else:
+            names = ("scale_init", "max_scale", "exchange", "block_rows", "block_cols")
+            why = "is not used by 'triplet', which compares distances without a scale"
+        for name in names:
+            if getattr(self, name) is not None:
+                raise ConfigError(f"config.loss.{name} {why}; config.loss.name is {self.name!r}.")
+        if self.name == "multi_positive" and not self.mask_duplicates:
+            raise ConfigError(
+                "config.loss.name = 'multi_positive' makes equal contents positives; "
+                "config.loss.mask_duplicates = False would take their ids away."
+            )
+
+    def check_negatives(self, negatives: int) -> None:
+        """Raises :class:`ConfigError` where pairs come with ``negatives`` and the loss has no use
+        for them, or the other way round."""
+        where = f"config.loss.name = {self.name!r}"
+        if negatives and self.name not in TAKE_NEGATIVES:
+            raise ConfigError(
+                f"{where} takes no negatives beside the pairs (config.data.negatives = "
+                f"{negatives}); {', '.join(TAKE_NEGATIVES)} do."
+            )
+        if negatives and self.mining is not None:
+            raise ConfigError(
+                f"config.loss.mining = {self.mining!r} finds negatives in the batch; "
+                f"config.data.negatives = {negatives} brings others. Choose one."
+            )
+        if self.name == "triplet" and not negatives and self.mining is None:
+            raise ConfigError(
+                f"{where} needs negatives: set config.data.negatives (pairs of texts), or "
+                "config.loss.mining = 'batch_hard' or 'batch_all'."
+            )
+        if not self.share_negatives and (not negatives or self.name == "triplet"):
+            raise ConfigError(
+                "config.loss.share_negatives = False has no effect: "
+                + ("there are none." if not negatives else "triplets never share them.")
+            )
+
+
+def scale_limit(config: LossConfig) -> float | None:
+    """The largest scale: what the config says, else CLIP's 100 for softmax, none for sigmoid."""
+    if config.max_scale is not None:
+        return config.max_scale
+    return None if config.name == "siglip" else 100.0
+
+
+def start_values(config: LossConfig, batch_size: int) -> tuple[float, float | None]:
+    """Scale and bias at step 0; the bias is None for softmax losses."""
+    family = "sigmoid" if config.name == "siglip" else "softmax"
+    scale = config.scale_init or math.exp(initial_log_scale(family))
+    if config.name != "siglip":
+        return scale, None
+    return scale, initial_bias(
+        "sigmoid" if config.bias_init is None else config.bias_init, batch_size
+    )
+
+
+def make_partition(config: LossConfig, mesh: jax.sharding.Mesh) -> LogitPartition | None:
+    """How the logits are cut; None lets the loss read it from the inputs' types."""
+    if config.exchange is None:
+        return None
+    cut = batch_parts(mesh) > 1
+    return LogitPartition(
+        mesh=mesh if cut else None,
+        axes=BATCH_AXES if cut else None,
+        exchange=config.exchange,
+        block_rows=config.block_rows,
+        block_cols=config.block_cols,
+    )

@@ -1,0 +1,135 @@
+"""The main job on pairs of texts and of views, with and without a momentum encoder: the same files,
+the same resume, the same use afterwards."""
+
+import io
+import json
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+
+from contrastive import config as config_lib
+from contrastive.commands.embed import embed
+from contrastive.commands.search import search
+from contrastive.commands.train import train
+from contrastive.errors import UserError
+from contrastive.loading import load
+from contrastive.recipe import Recipe
+
+
+def run(config, workdir, *overrides, devices=1):
+    recipe = config_lib.resolve(Recipe, config, [f"--config.{o}" for o in overrides])
+    options = {"new": False, "devices": jax.devices()[:devices], "stream": io.StringIO()}
+    assert train(recipe, workdir, **options) == 0
+
+
+def losses(workdir):
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+def results(workdir):
+    return json.loads((workdir / "evaluation.json").read_text())
+
+
+@pytest.fixture
+def texts(tiny, tmp_path):
+    """Questions whose answers share a word with them, and wrong answers."""
+    with open(tmp_path / "pairs.jsonl", "w") as file:
+        for i in range(60):
+            row = {"id": f"q{i}", "question": f"what is w{i}", "positive": f"w{i} is it {i % 7}"}
+            row["negatives"] = [f"w{i} is not {j}" for j in range(i % 3)]
+            file.write(json.dumps(row) + "\n")
+    tiny.data = {
+        "source": str(tmp_path / "pairs.jsonl"),
+        "pairs": "texts",
+        "text_length": 8,
+        "tokenizer": {"kind": "words"},
+        "negatives": 2,
+        "query_prefix": "query: ",
+        "passage_prefix": "passage: ",
+    }
+    bag = {"kind": "bag", "width": 16, "hidden": 8, "dropout": 0.1, "bigrams": 32}
+    tiny.model = {"embedding_dim": 16, "shared": False, "text": bag}
+    tiny.loss = {"name": "info_nce"}
+    return tiny
+
+
+@pytest.fixture
+def views(tiny):
+    del tiny.model.text
+    tiny.data.pairs = "views"
+    del tiny.data.text_length, tiny.data.tokenizer
+    tiny.model.head = {"layers": 2, "output": 8, "norm": "batch"}
+    tiny.loss = {"name": "nt_xent"}
+    return tiny
+
+
+def test_a_run_on_pairs_of_texts_and_its_use(texts, tmp_path):
+    texts.eval = {"every": 4, "baselines": True}
+    run(texts, tmp_path / "run", "optimizer.learning_rate=0.03", "total_steps=24")
+    found = results(tmp_path / "run")
+    name = "validation/query_to_positive/recall@1"
+    assert found[f"{name}_chance"] < 0.5
+    assert 0 <= found[f"{name}_random_init"] <= 1
+    assert found["train/geometry/alignment"] < found["train/geometry/alignment_random_init"]
+    assert {"train/positive_to_query/recall@1", "train/geometry/uniformity_queries"} <= set(found)
+    model = load(tmp_path / "run")
+    query, passage = (model.encode_text("w3 is it 3", role=r) for r in ("query", "passage"))
+    assert np.abs(query - passage).max() > 1e-3  # two towers, two prefixes
+    with pytest.raises(UserError, match="no image tower"):
+        model.encode_image(np.zeros((1, 8, 8, 3), np.uint8))
+    (tmp_path / "lines.txt").write_text("what is w3\nw3 is it 3\n")
+    quiet = Console(file=io.StringIO())
+    for role, row in (("query", query), ("passage", passage)):
+        out = tmp_path / f"{role}.npz"
+        embed(tmp_path / "run", tmp_path / "lines.txt", out, role=role, console=quiet)
+        np.testing.assert_allclose(np.load(out)["embeddings"][1], row[0], atol=1e-6)
+    found = search(tmp_path / "run", "what is w3", top=4, console=quiet)
+    best = model.encode_text("what is w3") @ model.encode_text(found[0].name, role="passage").T
+    assert found[0].score == pytest.approx(best.item(), abs=1e-5)
+    assert [hit.score for hit in found] == sorted((hit.score for hit in found), reverse=True)
+    assert all(" is it " in hit.name and hit.key for hit in found)
+    with pytest.raises(UserError, match="no image tower"):
+        search(tmp_path / "run", "w3", images=tmp_path, console=quiet)
+
+
+def test_texts_resume_bit_for_bit_and_on_eight_devices(texts, tmp_path):
+    run(texts, tmp_path / "whole")
+    run(texts, tmp_path / "parts", "stop_at=3")
+    run(texts, tmp_path / "parts")
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    run(texts, tmp_path / "eight", "train.microbatches=2", devices=8)
+    np.testing.assert_allclose(losses(tmp_path / "eight"), losses(tmp_path / "whole"), rtol=1e-5)
+
+
+def test_a_run_on_views_and_its_use(views, tmp_path):
+    views.eval = {"every": 4, "baselines": True}
+    run(views, tmp_path / "run")
+    found = results(tmp_path / "run")
+    for kind in ("", "_chance", "_random_init", "_raw_pixels"):
+        assert 0 <= found[f"validation/image_to_image/recall@1{kind}"] <= 1
+    model = load(tmp_path / "run")
+    assert model.encode_image(np.zeros((2, 16, 16, 3), np.uint8)).shape == (2, 16)  # no head
+    with pytest.raises(UserError, match="no text tower"):
+        model.encode_text("a red circle")
+
+
+@pytest.mark.parametrize("version", ["queue", "symmetric"])
+def test_a_momentum_encoder_is_a_part_of_the_checkpoint(views, tmp_path, version):
+    views.loss = {"name": "info_nce"}
+    if version == "queue":
+        views.momentum = {"decay": 0.9, "queue": 32}
+    else:
+        views.momentum = {"decay": 0.9, "schedule": "cosine", "symmetric": True}
+        views.model.predictor = {"layers": 2, "norm": "batch"}
+    run(views, tmp_path / "whole")
+    run(views, tmp_path / "parts", "stop_at=3")
+    run(views, tmp_path / "parts")
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    if version == "queue":
+        run(views, tmp_path / "moved", "stop_at=3")
+        run(views, tmp_path / "moved", "mesh.fsdp=2", devices=8)
+        moved, whole = losses(tmp_path / "moved"), losses(tmp_path / "whole")
+        np.testing.assert_allclose(moved, whole, rtol=1e-4)
