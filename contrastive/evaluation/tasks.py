@@ -135,7 +135,7 @@ def _retrieval(run: Run) -> Measured:
         )
     }
     places = np.array(sorted(i for (_, text), i in kept.items() if text))
-    texts = run.texts([found.captions[i] for i in places])
+    texts = run.texts([found.captions[i] for i in places.tolist()])
     text_ids = found.ids[places]
     named, first = np.unique(found.pictures[places], return_index=True)
     images, ids = found.rows[named], text_ids[first]
@@ -184,8 +184,7 @@ def _zero_shot(run: Run) -> Measured:
 
 def _labels(found: EncodedPictures, classes: ClassSet) -> np.ndarray:
     """The label of each picture, by its first caption."""
-    first = np.unique(found.pictures, return_index=True)[1]
-    return classes.labels_of([found.captions[i] for i in first])
+    return classes.labels_of(_first_captions(found))
 
 
 def _about(results: Measured, split: str, found: EncodedPictures) -> Measured:
@@ -221,7 +220,8 @@ def _probe(run: Run, probe: Callable[..., Measured]) -> Measured:
 
 
 def _first_captions(found: EncodedPictures) -> list[str]:
-    return [found.captions[i] for i in np.unique(found.pictures, return_index=True)[1]]
+    first = np.unique(found.pictures, return_index=True)[1]
+    return [found.captions[i] for i in first.tolist()]
 
 
 def _class_of(known: dict[str, int], text: str, place: int) -> int:
