@@ -136,6 +136,7 @@ RESUMABLE = (
     "data.threads",
     "data.prefetch",
     "data.memory_mib",
+    "data.stream.cache_gib",
 )
 
 

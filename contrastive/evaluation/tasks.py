@@ -135,7 +135,7 @@ def _retrieval(run: Run) -> Measured:
         )
     }
     places = np.array(sorted(i for (_, text), i in kept.items() if text))
-    texts = run.texts([found.captions[i] for i in places.tolist()])
+    texts = run.texts([found.captions[int(i)] for i in places])
     text_ids = found.ids[places]
     named, first = np.unique(found.pictures[places], return_index=True)
     images, ids = found.rows[named], text_ids[first]
@@ -221,7 +221,7 @@ def _probe(run: Run, probe: Callable[..., Measured]) -> Measured:
 
 def _first_captions(found: EncodedPictures) -> list[str]:
     first = np.unique(found.pictures, return_index=True)[1]
-    return [found.captions[i] for i in first.tolist()]
+    return [found.captions[int(i)] for i in first]
 
 
 def _class_of(known: dict[str, int], text: str, place: int) -> int:
