@@ -159,12 +159,17 @@ import jax, numpy as np
 port, index = sys.argv[1:]
 jax.distributed.initialize(f"localhost:{port}", 2, int(index))
 from contrastive.evaluation.retrieval import retrieval_metrics
+from contrastive.mesh import MeshConfig, make_mesh
 rng = np.random.default_rng(0)
 rows = rng.normal(size=(2, 41, 8)).astype(np.float32)
 a, b = rows / np.linalg.norm(rows, axis=-1, keepdims=True)
 ids = np.arange(41)
 alone = retrieval_metrics(a, b, ids, ids)
-both = retrieval_metrics(a, b, ids, ids, devices=jax.devices(), block_rows=4, block_cols=16)
+options = {"devices": jax.devices(), "block_rows": 4, "block_cols": 16}
+both = retrieval_metrics(a, b, ids, ids, **options)
+with jax.set_mesh(make_mesh(MeshConfig(), jax.devices())):  # as while training
+    during = retrieval_metrics(a, b, ids, ids, **options)
+assert during == both
 assert jax.device_count() == 4 and alone == both, (alone, both)
 print("equal", flush=True)
 """
