@@ -232,6 +232,9 @@ def _add_evaluate(commands: Any) -> None:
         "--shots", type=int, nargs="+", metavar="K", help="examples a class (1 5 10)"
     )
     evaluate.add_argument(
+        "--search", choices=("exact", "approx", "faiss"), help="how knn finds neighbours (exact)"
+    )
+    evaluate.add_argument(
         "--output", type=pathlib.Path, help="the folder for evaluation.json (the model's)"
     )
     evaluate.add_argument(
@@ -481,7 +484,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     if path is None or (options.path and options.workdir):
         raise UserError("name the model once: contrastive evaluate PATH.")
     names = ("data", "name", "split", "classes", "templates", "form", "query_prompt",
-             "passage_prompt", "without_self", "most", "shots")  # fmt: skip
+             "passage_prompt", "without_self", "most", "shots", "search")  # fmt: skip
     given = {name: getattr(options, name) for name in names}
     given["shots"] = options.shots and tuple(options.shots)
     settings = parse_options(given)

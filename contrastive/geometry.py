@@ -421,7 +421,9 @@ def recall_at_k(
         key_weights=key_weights,
         partition=partition,
     )
-    recalls = jnp.stack([weighted_mean(found.recall(each), _array(weights)) for each in several])
+    recalls = jnp.stack(
+        [weighted_mean(jnp.asarray(found.recall(each)), _array(weights)) for each in several]
+    )
     return recalls[0] if single else recalls
 
 

@@ -137,13 +137,8 @@ def _from_json(path: pathlib.Path, text: str) -> ClassSet:
     if not isinstance(given, dict) or not all(isinstance(x, str) for x in given["names"]):
         raise DataError(f'{path}: expected a list of names, {{key: name}}, or {{"names": […]}}.')
     names, keys = given["names"], given.get("keys", [])
-    return ClassSet(
-        path.stem,
-        tuple(range(len(names))),
-        tuple(names),
-        tuple(keys),
-        given.get("templates", "plain"),
-    )
+    templates = str(given.get("templates", "plain"))
+    return ClassSet(path.stem, tuple(range(len(names))), tuple(names), tuple(keys), templates)
 
 
 def _of(name: str, sets: dict[str, Any]) -> ClassSet:

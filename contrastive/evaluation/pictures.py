@@ -17,6 +17,7 @@ from contrastive.errors import DataError
 from contrastive.evaluation.sets import evenly
 
 CHUNK = 512  # pictures that are held at a time
+PIXELS = 1 << 26  # and pixels, as far as a single picture does not have more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +73,7 @@ def encode_source(
         captions.append(caption)
         pictures.append(place[digest])
         features.append((canonical(caption) or digest, digest))
-        if len(waiting) == CHUNK:
+        if len(waiting) == CHUNK or sum(x.width * x.height for x in waiting) >= PIXELS:
             rows.append(model.encode_image(waiting))
             waiting = []
     if waiting:

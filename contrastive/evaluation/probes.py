@@ -16,7 +16,7 @@ from scipy.optimize import minimize
 from contrastive.errors import DataError
 from contrastive.evaluation.bootstrap import interval
 from contrastive.evaluation.measured import Measured
-from contrastive.evaluation.neighbours import neighbours
+from contrastive.evaluation.neighbours import Method, neighbours, recall_of
 
 PENALTIES = tuple(10.0**-i for i in range(1, 8))  # of the linear probe, the strongest first
 RIDGES = tuple(10.0**i for i in range(-4, 4))  # of the least squares
@@ -31,6 +31,7 @@ def knn(
     *,
     k: int = 20,
     temperature: float = 0.07,
+    search: Method = "exact",
 ) -> Measured:
     """Accuracy of the weighted vote of the k nearest training examples, ``exp(cosine / τ)`` each.
 
@@ -43,18 +44,21 @@ def knn(
       test_labels: Likewise.
       k: Neighbours; fewer where there are fewer.
       temperature: τ.
+      search: How neighbours are found; of others than ``exact``, ``search_recall`` is measured.
 
     References:
       Wu et al., Unsupervised Feature Learning via Non-Parametric Instance Discrimination, 2018.
     """
     train, seen, test, wanted, classes = _checked(train, train_labels, test, test_labels)
     k = min(k, len(train))
-    found = neighbours(test, train, k)
+    found = neighbours(test, train, k, method=search)
     votes = np.exp((found.scores - found.scores[:, :1]) / temperature).astype(np.float64)
     tally = np.zeros((len(test), len(classes)))
     np.add.at(tally, (np.arange(len(test))[:, None], seen[found.items]), votes)
     results = _accuracy(tally, wanted, len(classes))
     results["k"] = float(k)
+    if search != "exact":
+        results["search_recall"] = recall_of(found, test, train)
     return results
 
 

@@ -119,5 +119,9 @@ class Relevance:
                     rows.append(i)
                     columns.append(place.get(item, -1))
                     gains.append(float(gain))
-        pairs = (np.array(x, np.int64) for x in (rows, columns))
-        return cls.from_pairs(*pairs, np.array(gains, np.float64), queries=len(queries))
+        return cls.from_pairs(
+            np.array(rows, np.int64),
+            np.array(columns, np.int64),
+            np.array(gains, np.float64),
+            queries=len(queries),
+        )

@@ -45,11 +45,11 @@ _SHOWN = {
 }
 _COUNTS = ("queries", "pairs", "images")
 _GEOMETRY = {
-    "effective_rank_images": "effective rank, images",
-    "effective_rank_texts": "effective rank, texts",
+    "effective_rank_images": "rank, images",
+    "effective_rank_texts": "rank, texts",
     "modality_gap": "modality gap",
-    "information_bound": "information, nats",
-    "information_ceiling": "its ceiling, log N",
+    "information_bound": "information",
+    "information_ceiling": "at most",
 }
 SHAPE_TITLES = tuple(_GEOMETRY.values())
 
@@ -209,6 +209,9 @@ def format_table(results: Mapping[str, Any], *, width: int = 100) -> str:
         console.print(_geometry_table(geometry))
     if shapes:
         console.print(_shape_table(shapes))
+        console.print(
+            "rank: effective rank, the directions in use. Information in nats, log N at most."
+        )
     for group, _, collapsed in shapes:
         if collapsed:
             console.print(

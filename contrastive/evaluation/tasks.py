@@ -6,6 +6,7 @@ A task takes a model (``encode_image``, ``encode_text``) and gives ``{"TASK/METR
 import dataclasses
 import pathlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from contrastive.evaluation.bitext import bitext_metrics
 from contrastive.evaluation.class_sets import ClassSet, class_set
 from contrastive.evaluation.information_retrieval import information_retrieval_metrics
 from contrastive.evaluation.measured import Measured
+from contrastive.evaluation.neighbours import Method
 from contrastive.evaluation.pictures import EncodedPictures, encode_source
 from contrastive.evaluation.relevance import Relevance
 from contrastive.evaluation.similarity import pair_classification_metrics, similarity_metrics
@@ -41,6 +43,7 @@ class TaskOptions:
     without_self: bool = False  # an item of the query's own name is left out of its ranking
     most: int | None = None  # pictures at most, evenly spaced
     shots: tuple[int, ...] = (1, 5, 10)  # examples a class
+    search: Method = "exact"  # how knn finds neighbours
 
     @property
     def title(self) -> str:
@@ -135,7 +138,7 @@ def _retrieval(run: Run) -> Measured:
         )
     }
     places = np.array(sorted(i for (_, text), i in kept.items() if text))
-    texts = run.texts([found.captions[i] for i in places])
+    texts = run.texts([found.captions[int(i)] for i in places])
     text_ids = found.ids[places]
     named, first = np.unique(found.pictures[places], return_index=True)
     images, ids = found.rows[named], text_ids[first]
@@ -184,8 +187,7 @@ def _zero_shot(run: Run) -> Measured:
 
 def _labels(found: EncodedPictures, classes: ClassSet) -> np.ndarray:
     """The label of each picture, by its first caption."""
-    first = np.unique(found.pictures, return_index=True)[1]
-    return classes.labels_of([found.captions[i] for i in first])
+    return classes.labels_of(_first_captions(found))
 
 
 def _about(results: Measured, split: str, found: EncodedPictures) -> Measured:
@@ -221,7 +223,8 @@ def _probe(run: Run, probe: Callable[..., Measured]) -> Measured:
 
 
 def _first_captions(found: EncodedPictures) -> list[str]:
-    return [found.captions[i] for i in np.unique(found.pictures, return_index=True)[1]]
+    first = np.unique(found.pictures, return_index=True)[1]
+    return [found.captions[int(i)] for i in first]
 
 
 def _class_of(known: dict[str, int], text: str, place: int) -> int:
@@ -299,7 +302,7 @@ def _bitext(run: Run) -> Measured:
 TASKS: dict[str, Task] = {
     "retrieval": _retrieval,
     "zero_shot": _zero_shot,
-    "knn": lambda run: _probe(run, probes.knn),
+    "knn": lambda run: _probe(run, partial(probes.knn, search=run.options.search)),
     "linear_probe": lambda run: _probe(run, probes.linear_probe),
     "few_shot": _few_shot,
     "geometry": _geometry,
@@ -313,7 +316,7 @@ _PICTURES, _PROMPTS = {"split", "most"}, {"query_prompt", "passage_prompt"}
 READS: dict[str, set[str]] = {
     "retrieval": _PICTURES,
     "zero_shot": _PICTURES | {"classes", "templates", "form"},
-    "knn": _PICTURES | {"classes"},
+    "knn": _PICTURES | {"classes", "search"},
     "linear_probe": _PICTURES | {"classes"},
     "few_shot": _PICTURES | {"classes", "shots"},
     "geometry": _PICTURES,

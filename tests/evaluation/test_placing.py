@@ -49,15 +49,28 @@ def random_relevance(seed: int, queries: int, items: int, most: int) -> Relevanc
 @pytest.mark.parametrize("most", [1, 5, 20])
 @pytest.mark.parametrize("blocks", [(1024, 8192), (7, 16)])
 def test_counts_equal_the_whole_matrix(most: int, blocks):
-    queries, gallery = unit_rows(0, 40, 16), unit_rows(1, 150, 16)
+    queries, gallery = unit_rows(0, 40, 16), unit_rows(1, 151, 16)
     gallery[100:120] = gallery[:20]  # duplicates
-    gallery[120:124] = 0  # and embeddings of nothing
-    relevance = random_relevance(2, 40, 150, most)
+    gallery[120:124] = 0  # and embeddings of nothing, like the padding of the last tile
+    relevance = random_relevance(2, 40, 151, most)
     got = place(queries, gallery, relevance, block_rows=blocks[0], block_cols=blocks[1])
     above, level = plain(queries, gallery, relevance)
     np.testing.assert_array_equal(got.greater, above)
     np.testing.assert_array_equal(got.level, level)
     assert level.max() > 1
+
+
+def test_padding_is_not_level_with_embeddings_of_nothing():
+    """1,200 items are padded to 1,280 by rows of zeros, which score what a zero embedding does."""
+    queries, gallery = unit_rows(20, 40, 16), unit_rows(21, 1200, 16)
+    gallery[7] = 0
+    assert Shapes.of(40, 1200, 16).panel_cols == 1280
+    right = np.where(np.arange(40) == 3, 7, np.arange(100, 140))
+    relevance = Relevance.from_pairs(np.arange(40), right, queries=40)
+    got = place(queries, gallery, relevance)
+    above, level = plain(queries, gallery, relevance)
+    np.testing.assert_array_equal(got.greater, above)
+    np.testing.assert_array_equal(got.level, level)
 
 
 def test_devices_change_nothing():
@@ -159,12 +172,17 @@ import jax, numpy as np
 port, index = sys.argv[1:]
 jax.distributed.initialize(f"localhost:{port}", 2, int(index))
 from contrastive.evaluation.retrieval import retrieval_metrics
+from contrastive.mesh import MeshConfig, make_mesh
 rng = np.random.default_rng(0)
 rows = rng.normal(size=(2, 41, 8)).astype(np.float32)
 a, b = rows / np.linalg.norm(rows, axis=-1, keepdims=True)
 ids = np.arange(41)
 alone = retrieval_metrics(a, b, ids, ids)
-both = retrieval_metrics(a, b, ids, ids, devices=jax.devices(), block_rows=4, block_cols=16)
+options = {"devices": jax.devices(), "block_rows": 4, "block_cols": 16}
+both = retrieval_metrics(a, b, ids, ids, **options)
+with jax.set_mesh(make_mesh(MeshConfig(), jax.devices())):  # as while training
+    during = retrieval_metrics(a, b, ids, ids, **options)
+assert during == both
 assert jax.device_count() == 4 and alone == both, (alone, both)
 print("equal", flush=True)
 """

@@ -8,7 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from contrastive.data.records import InMemorySource, Record
 from contrastive.errors import ConfigError, DataError, UserError
+from contrastive.evaluation import pictures as pictures_module
+from contrastive.evaluation.pictures import encode_source
 from contrastive.evaluation.tasks import READS, TASKS, TaskOptions, run_tasks
 
 NAMES = ("red", "green", "blue", "white", "black", "pink")
@@ -137,7 +140,7 @@ def test_pairs_of_texts(tmp_path):
 
 def test_options_without_effect_are_errors(pictures):
     fields = {"split", "classes", "templates", "form", "query_prompt", "passage_prompt",
-              "without_self", "most", "shots"}  # fmt: skip
+              "without_self", "most", "shots", "search"}  # fmt: skip
     assert set().union(*READS.values()) == fields
     assert set(READS) == set(TASKS)
     with pytest.raises(ConfigError, match="--classes has no effect on the task similarity"):
@@ -157,6 +160,52 @@ def test_captions_that_are_no_classes_are_no_labels(tmp_path):
         pq.write_table(table, tmp_path / f"{split}.parquet")
     with pytest.raises(UserError, match="6 different captions for 6 pictures"):
         run_tasks(ColourModel(), ["knn"], options(tmp_path))
+
+
+def test_neighbours_that_are_searched_approximately_say_what_they_missed(pictures):
+    got = run_tasks(ColourModel(), ["knn"], options(pictures, search="approx"))
+    assert got["colours/knn/search_recall"] > 0.9
+    assert "colours/knn/search_recall" not in run_tasks(ColourModel(), ["knn"], options(pictures))
+
+
+def picture_source(records):
+    return InMemorySource(
+        [
+            Record(image=image, caption=caption, keywords=[], id=-1, key=str(i))
+            for i, (image, caption) in enumerate(records)
+        ]
+    )
+
+
+def test_a_picture_with_several_captions_is_encoded_once():
+    red, blue = (solid(COLOURS[i], 0) for i in (0, 2))
+    source = picture_source([(red, "red"), (blue, "blue"), (red, "a red thing"), (blue, "red")])
+    model = ColourModel()
+    found = encode_source(model, source)
+    assert model.pictures == 2
+    np.testing.assert_array_equal(found.pictures, [0, 1, 0, 1])
+    assert len(set(found.ids.tolist())) == 1  # "red" belongs to both, so all is one content
+
+
+def test_pictures_that_cannot_be_read_are_counted_or_too_many():
+    records = [(solid(COLOURS[i % 6], i), NAMES[i % 6]) for i in range(20)]
+    found = encode_source(ColourModel(), picture_source([*records, (b"broken", "red")]))
+    assert (found.skipped, len(found.captions)) == (1, 20)
+    with pytest.raises(DataError, match="4 of 24 pictures cannot be read: 4 "):
+        encode_source(ColourModel(), picture_source([*records, *[(b"broken", "red")] * 4]))
+
+
+def test_few_pixels_are_held_at_a_time(monkeypatch):
+    class Careful(ColourModel):
+        def encode_image(self, images):
+            assert len(images) <= 3
+            return super().encode_image(images)
+
+    monkeypatch.setattr(pictures_module, "PIXELS", 3 * 16)
+    source = picture_source([(solid(COLOURS[i % 6], i), NAMES[i % 6]) for i in range(20)])
+    found = encode_source(Careful(), source)
+    monkeypatch.undo()
+    np.testing.assert_array_equal(found.rows, encode_source(ColourModel(), source).rows)
 
 
 def test_names_of_sets():
