@@ -137,7 +137,9 @@ def _text_pairs(name: str, source: Source, data: DataConfig) -> TextPairs:
 def _two_artists(data: DataConfig, most: int) -> Iterable[ViewPairs]:
     first, second = emoji.TRAIN_STYLES[:2]
     if data.emoji.validation:
-        yield _artists(emoji.VALIDATION_SPLIT, (emoji.VALIDATION_SPLIT,) * 2, data, most)
+        yield _artists(
+            emoji.VALIDATION_SPLIT, (emoji.VALIDATION_SPLIT, emoji.VALIDATION_SPLIT), data, most
+        )
     else:
         others = [name for name in emoji_splits(data) if name.startswith("unseen_both")]
         for other in others:
