@@ -21,7 +21,7 @@ from contrastive.data.records import SampleError, Source
 from contrastive.data.sources import open_source
 from contrastive.data.transforms import decode_image, square
 from contrastive.errors import NoSuchSplit, UserError
-from contrastive.evaluation import ranking
+from contrastive.evaluation.neighbours import neighbours
 from contrastive.inference import Model
 from contrastive.loading import load
 from contrastive.mesh import Devices
@@ -110,7 +110,7 @@ def _search_texts(
                 keys.setdefault(record["caption"].strip(), record["key"])
     passages = list(keys)
     rows = model.encode_text(passages, role="passage")
-    best, scores = ranking.top(row, rows, top)
+    best, scores = neighbours(row, rows, min(top, len(rows)))
     found = [
         Found(float(score), keys[passages[i]], passages[i], b"")
         for i, score in zip(best[0].tolist(), scores[0].tolist(), strict=True)
@@ -125,7 +125,7 @@ def _search_texts(
 
 def nearest(model: Model, gallery: Gallery, query: str, count: int) -> list[Found]:
     """The pictures nearest to a text, best first; equal files are shown once."""
-    best, scores = ranking.top(model.encode_text([query]), gallery.rows, len(gallery.rows))
+    best, scores = neighbours(model.encode_text([query]), gallery.rows, len(gallery.rows))
     found: dict[bytes, Found] = {}
     for i, score in zip(best[0], scores[0], strict=True):
         key, name, encoded = gallery.describe(int(i))

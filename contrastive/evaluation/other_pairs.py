@@ -2,6 +2,7 @@
 the two lie on the sphere."""
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -21,13 +22,14 @@ from contrastive.data.sources import open_source
 from contrastive.data.unchecked import Fetched
 from contrastive.errors import NoSuchSplit
 from contrastive.evaluation.baselines import raw_pixel_scores
+from contrastive.evaluation.measured import Measured
 from contrastive.evaluation.ranking import rank_scores
 from contrastive.evaluation.retrieval import summarise
 from contrastive.evaluation.sets import HELD_OUT_SPLITS, emoji_splits, evenly
 from contrastive.geometry import alignment, uniformity
 from contrastive.logits import LogitPartition
 
-Compare = Callable[..., dict[str, float]]
+Compare = Callable[..., Measured]
 _alignment = jax.jit(alignment)
 _uniformity = jax.jit(partial(uniformity, partition=LogitPartition()))
 _VIEW_SEED = 0  # of the views that held-out pictures are compared by
@@ -43,24 +45,26 @@ class TextPairs:
     positives: Sequence[str]
     positive_ids: Int32[np.ndarray, " positives"]
 
-    def measure(self, model: Any, compare: Compare) -> dict[str, float]:
+    def measure(self, model: Any, compare: Compare) -> Measured:
         """``{"TASK/METRIC": value}``: retrieval both ways, alignment and uniformity."""
         queries = model.encode_text(list(self.queries), role="query")
         positives = model.encode_text(list(self.positives), role="passage")
         ids = self.query_ids, self.positive_ids
-        forth = compare(queries, positives, *ids)
-        back = compare(positives, queries, *ids[::-1])
-        results = {f"query_to_positive/{name}": value for name, value in forth.items()}
-        results |= {f"positive_to_query/{name}": value for name, value in back.items()}
+        results = Measured().add(compare(queries, positives, *ids), "query_to_positive")
+        results.add(compare(positives, queries, *ids[::-1]), "positive_to_query")
         results["geometry/alignment"] = _align(queries, positives, *ids)
         if len(queries) > 1 and len(positives) > 1:
             results["geometry/uniformity_queries"] = float(_uniformity(queries))
             results["geometry/uniformity_texts"] = float(_uniformity(positives))
         return results
 
-    def baseline(self) -> dict[str, float]:
+    def baseline(self) -> Measured:
         """Nothing: pixels say nothing about texts."""
-        return {}
+        return Measured()
+
+    def contents(self) -> list[str]:
+        """What the set consists of, to tell it from others."""
+        return [*self.queries, *self.positives]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,23 +77,27 @@ class ViewPairs:
     gallery: UInt8[np.ndarray, "gallery size size 3"]
     gallery_ids: Int32[np.ndarray, " gallery"]
 
-    def measure(self, model: Any, compare: Compare) -> dict[str, float]:
+    def measure(self, model: Any, compare: Compare) -> Measured:
         """``{"TASK/METRIC": value}``: retrieval, alignment and uniformity."""
         queries, gallery = model.encode_image(self.queries), model.encode_image(self.gallery)
         ids = self.query_ids, self.gallery_ids
-        found = compare(queries, gallery, *ids)
-        results = {f"image_to_image/{name}": value for name, value in found.items()}
+        results = Measured().add(compare(queries, gallery, *ids), "image_to_image")
         results["geometry/alignment"] = _align(queries, gallery, *ids)
         if len(gallery) > 1:
             results["geometry/uniformity_images"] = float(_uniformity(gallery))
         return results
 
-    def baseline(self) -> dict[str, float]:
+    def baseline(self) -> Measured:
         """The same, by the pictures' pixels."""
         labels = np.unique(self.gallery_ids)
         scores = raw_pixel_scores(self.queries, self.gallery, self.gallery_ids, labels)
         found = summarise(rank_scores(scores, self.query_ids, labels), self.query_ids, labels)
-        return {f"image_to_image/{name}": value for name, value in found.items()}
+        return Measured().add(found, "image_to_image")
+
+    def contents(self) -> list[str]:
+        """What the set consists of, to tell it from others."""
+        sides = (self.queries, self.query_ids, self.gallery, self.gallery_ids)
+        return [hashlib.blake2b(np.ascontiguousarray(x)).hexdigest() for x in sides]
 
 
 def load_pairs(data: DataConfig, *, most: int) -> list[TextPairs] | list[ViewPairs]:
