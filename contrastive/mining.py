@@ -6,6 +6,7 @@ is too near to be wrong. (Such limits are those of the miner of sentence-transfo
 """
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -112,6 +113,7 @@ def bm25(corpus: Corpus) -> Scores:
         raise UserError(
             "BM25 needs the library bm25s: pip install 'contrastive[mine]'. Or mine with a run."
         ) from error
+    logging.getLogger("bm25s").setLevel(logging.WARNING)
     options = {"stopwords": "en", "show_progress": False}
     index = bm25s.BM25()
     index.index(bm25s.tokenize(list(corpus.passages), **options), show_progress=False)

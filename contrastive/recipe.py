@@ -109,10 +109,10 @@ class Recipe:
                 "config.model.predictor stands between queries and the keys of a momentum encoder; "
                 "config.momentum.decay is None."
             )
-        if self.data.views.small and self.loss.name == "triplet":
+        if self.data.views.small and self.loss.name in ("triplet", "siglip"):
             raise ConfigError(
                 "config.data.views.small: crops are compared by a softmax; config.loss.name is "
-                "'triplet'."
+                f"{self.loss.name!r}."
             )
         if self.data.views.small and self.model.image.kind == "vit":
             raise ConfigError(

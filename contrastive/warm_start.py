@@ -54,7 +54,7 @@ def warm_start(
             reasons[path] = "not there"
         elif theirs[path] != leaf.shape:
             reasons[path] = f"{list(theirs[path])} there, {list(leaf.shape)} here"
-        elif path[-1] == "tokens" and not same_tokens:
+        elif str(path[-1]).startswith(("token", "bigram")) and not same_tokens:
             reasons[path] = "another tokenizer"
     taken = [path for path in ours if path not in reasons]
     if not taken:

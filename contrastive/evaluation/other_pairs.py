@@ -2,6 +2,7 @@
 the two lie on the sphere."""
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -49,8 +50,7 @@ class TextPairs:
         queries = model.encode_text(list(self.queries), role="query")
         positives = model.encode_text(list(self.positives), role="passage")
         ids = self.query_ids, self.positive_ids
-        results = Measured()
-        results.add(compare(queries, positives, *ids), "query_to_positive")
+        results = Measured().add(compare(queries, positives, *ids), "query_to_positive")
         results.add(compare(positives, queries, *ids[::-1]), "positive_to_query")
         results["geometry/alignment"] = _align(queries, positives, *ids)
         if len(queries) > 1 and len(positives) > 1:
@@ -61,6 +61,10 @@ class TextPairs:
     def baseline(self) -> Measured:
         """Nothing: pixels say nothing about texts."""
         return Measured()
+
+    def contents(self) -> list[str]:
+        """What the set consists of, to tell it from others."""
+        return [*self.queries, *self.positives]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +93,11 @@ class ViewPairs:
         scores = raw_pixel_scores(self.queries, self.gallery, self.gallery_ids, labels)
         found = summarise(rank_scores(scores, self.query_ids, labels), self.query_ids, labels)
         return Measured().add(found, "image_to_image")
+
+    def contents(self) -> list[str]:
+        """What the set consists of, to tell it from others."""
+        sides = (self.queries, self.query_ids, self.gallery, self.gallery_ids)
+        return [hashlib.blake2b(np.ascontiguousarray(x)).hexdigest() for x in sides]
 
 
 def load_pairs(data: DataConfig, *, most: int) -> list[TextPairs] | list[ViewPairs]:
@@ -136,7 +145,9 @@ def _text_pairs(name: str, source: Source, data: DataConfig) -> TextPairs:
 def _two_artists(data: DataConfig, most: int) -> Iterable[ViewPairs]:
     first, second = emoji.TRAIN_STYLES[:2]
     if data.emoji.validation:
-        yield _artists(emoji.VALIDATION_SPLIT, (emoji.VALIDATION_SPLIT,) * 2, data, most)
+        yield _artists(
+            emoji.VALIDATION_SPLIT, (emoji.VALIDATION_SPLIT, emoji.VALIDATION_SPLIT), data, most
+        )
     else:
         others = [name for name in emoji_splits(data) if name.startswith("unseen_both")]
         for other in others:

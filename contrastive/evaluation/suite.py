@@ -134,27 +134,28 @@ def digest(names: Sequence[str]) -> str:
 
 
 def _evaluate_others(
-    model: Encoder, recipe: EvaluationSettings, most: int, quick: bool, devices: Devices | None
+    model: Encoder,
+    recipe: EvaluationSettings,
+    most: int,
+    quick: bool,
+    devices: Devices | None,
 ) -> Measured:
     """Pairs of texts, or of views."""
-    compare = partial(
-        retrieval.retrieval_metrics,
-        block_rows=recipe.eval.block_rows,
-        block_cols=recipe.eval.block_cols,
-        devices=devices,
-    )
+    blocks = {"block_rows": recipe.eval.block_rows, "block_cols": recipe.eval.block_cols}
+    compare = partial(retrieval.retrieval_metrics, **blocks, devices=devices)
     sets, results = other_pairs.load_pairs(recipe.data, most=most), Measured()
     for one in sets:
         results.add(one.measure(model, compare), one.name)
     if quick:
         return results
+    for one in sets:
+        results[f"{one.name}/split"] = one.name
+        results[f"{one.name}/content"] = digest(one.contents())
     if recipe.eval.baselines:
         twin = model.untrained(UNTRAINED_SEED)
         for one in sets:
-            found = one.measure(twin, compare)
-            results.add(_compared(found, "random_init"), one.name)
+            results.add(_compared(one.measure(twin, compare), "random_init"), one.name)
             results.add(_compared(one.baseline(), "raw_pixels"), one.name)
-    results |= {f"{one.name}/split": one.name for one in sets}
     return Measured(dict(sorted(results.items())), results.each, results.drawn)
 
 

@@ -61,26 +61,27 @@ def make_objective(
             encode_view, model, batch, pairs, key=key, microbatches=microbatches
         )
         loss = _Loss(config, partition, model, batch)
-        rest = encode(2) if len(VIEWS[pairs]) > 2 and VIEWS[pairs][2].field in batch else None
-        with_momentum = momentum is not None and momentum.on
-        if with_momentum:
-            found, crop = _against_keys(momentum, loss, encode, batch)
+        views = VIEWS[pairs]
+        against_keys = momentum is not None and momentum.on
+        several = len(views) > 2 and views[2].field in batch
+        rest = encode(2, predict=against_keys) if several else None
+        if momentum is not None and momentum.on:
+            (value, stats), crop = _against_keys(momentum, loss, encode, batch)
+            metrics = {}
         else:
             first, second = encode(0), encode(1)
-            found = loss.of(first, second, rest if pairs == "texts" else None)
+            value, stats = loss.of(first, second, rest if pairs == "texts" else None)
             crop = functools.partial(_two_ways, loss, first, second)
-        value, stats = found
+            cosine = jnp.sum(first * second, axis=1)
+            metrics = extremes("positive_cosine", cosine, loss.weights) if stats is None else {}
         if rest is not None and pairs == "views":
             crops = [crop(rest[:, i]) for i in range(rest.shape[1])]
             value = (value + sum(crops, jnp.zeros(()))) / (1 + len(crops))
-        metrics = {} if config.name == "triplet" else {"scale": loss.scale}
-        metrics |= {} if config.name == "triplet" else {"temperature": 1 / loss.scale}
-        if config.name == "siglip":
-            metrics["bias"] = loss.bias
         if stats is not None:
-            return value, metrics | watch(stats, loss.scale, loss.bias, WAYS[pairs])
-        cosine = jnp.sum(first * second, axis=1)
-        return value, metrics | extremes("positive_cosine", cosine, loss.weights)
+            metrics = {"scale": loss.scale, "temperature": 1 / loss.scale}
+            metrics |= {"bias": loss.bias} if config.name == "siglip" else {}
+            metrics |= watch(stats, loss.scale, loss.bias, WAYS[pairs])
+        return value, metrics
 
     return objective
 
@@ -100,6 +101,7 @@ def _against_keys(
     seen = momentum_lib.seen(batch)
     query = encode(0, predict=True)
     if momentum.symmetric:
+        assert seen.first is not None
         other = encode(1, predict=True)
         forth, stats = loss.one_way(query, seen.second)
         back, _ = loss.one_way(other, seen.first)

@@ -114,7 +114,8 @@ class TwoTower(nnx.Module):
     ):
         if scale_init <= 0.0:
             raise ValueError(f"scale_init = {scale_init} has to be positive.")
-        self.config, self.pairs = config, pairs
+        self.config = config
+        self.pairs: Pairs = pairs
         output = config.embedding_dim
         size = {"size": image_size, "output": output, "rngs": rngs}
 

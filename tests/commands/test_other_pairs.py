@@ -11,10 +11,13 @@ from rich.console import Console
 
 from contrastive import config as config_lib
 from contrastive.commands.embed import embed
+from contrastive.commands.mine import mine
 from contrastive.commands.search import search
 from contrastive.commands.train import train
+from contrastive.data.sources import open_source
 from contrastive.errors import UserError
 from contrastive.loading import load
+from contrastive.mining import MiningConfig
 from contrastive.recipe import Recipe
 
 
@@ -93,6 +96,20 @@ def test_a_run_on_pairs_of_texts_and_its_use(texts, tmp_path):
     assert all(" is it " in hit.name and hit.key for hit in found)
     with pytest.raises(UserError, match="no image tower"):
         search(tmp_path / "run", "w3", images=tmp_path, console=quiet)
+    file = tmp_path / "negatives.jsonl"
+    config = MiningConfig(count=2, window=5)
+    mine(config_lib.resolve(Recipe, texts, []), file, config, by=str(tmp_path / "run"))
+    lines = (tmp_path / "pairs.jsonl").read_text().splitlines()
+    rows = {row["id"]: row for row in map(json.loads, lines)}
+    mined = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(mined) == len(open_source(config_lib.resolve(Recipe, texts, []).data, "train"))
+    for entry in mined:
+        assert len(entry["negatives"]) == 2
+        assert rows[entry["key"]]["positive"] not in entry["negatives"]
+    row = mined[0]
+    own = model.encode_text(rows[row["key"]]["question"])
+    scores = (own @ model.encode_text(row["negatives"], role="passage").T)[0]
+    assert scores[0] >= scores[1]
 
 
 def test_texts_resume_bit_for_bit_and_on_eight_devices(texts, tmp_path):

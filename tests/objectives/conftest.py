@@ -87,7 +87,7 @@ def assert_close(got, want, tolerance=3e-5):
     for (path, a), (_, b) in zip(
         *(jax.tree_util.tree_leaves_with_path(x[2]) for x in (got, want)), strict=True
     ):
-        scale = max(np.abs(b).max(), 1e-3)
+        scale = max(np.abs(b).max(), 0.02)  # behind batch normalisation some are rounding only
         assert np.abs(a - b).max() / scale < tolerance, jax.tree_util.keystr(path)
 
 
