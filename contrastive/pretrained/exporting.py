@@ -21,7 +21,7 @@ from contrastive.towers import TwoTower
 
 FORMATS: dict[str, tuple[Family, ...]] = {
     "huggingface": (clip.FAMILY, siglip.FAMILY),
-    "open_clip": (open_clip.FAMILY,),
+    "open_clip": (open_clip.FAMILY, open_clip.CUSTOM),
 }
 """The families of each format; the first that can hold the model takes it."""
 
