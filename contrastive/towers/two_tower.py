@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int, UInt8
 from contrastive.errors import ConfigError
 from contrastive.towers import layers, sharding
 from contrastive.towers.convnet import ConvTower, ConvTowerConfig
+from contrastive.towers.encoder import Encoder, EncoderConfig
 from contrastive.towers.text import TextTransformer, TextTransformerConfig
 from contrastive.towers.vit import VisionTransformer, VisionTransformerConfig
 
@@ -23,7 +24,7 @@ class TwoTowerConfig:
     image: ConvTowerConfig | VisionTransformerConfig = dataclasses.field(
         default_factory=ConvTowerConfig
     )  # the image tower
-    text: TextTransformerConfig = dataclasses.field(
+    text: TextTransformerConfig | EncoderConfig = dataclasses.field(
         default_factory=TextTransformerConfig
     )  # the text tower
     embedding_dim: int = 128  # size of the embeddings
@@ -80,8 +81,9 @@ class TwoTower(nnx.Module):
             output=config.embedding_dim,
             rngs=rngs,
         )
-        self.text = TextTransformer(
-            config.text,
+        text_tower = Encoder if isinstance(config.text, EncoderConfig) else TextTransformer
+        self.text = text_tower(
+            config.text,  # pyright: ignore[reportArgumentType]
             length=text_length,
             vocabulary_size=vocabulary_size,
             pad_id=pad_id,
@@ -129,7 +131,9 @@ class TwoTower(nnx.Module):
         keys = _row_keys(tokens, deterministic, rngs, rows)
         dtype = jnp.dtype(self.config.dtype)
 
-        def encode(tower: TextTransformer, tokens: jax.Array, keys: jax.Array | None) -> jax.Array:
+        def encode(
+            tower: TextTransformer | Encoder, tokens: jax.Array, keys: jax.Array | None
+        ) -> jax.Array:
             return tower(tokens, dtype=dtype, keys=keys)
 
         return sharding.on_rows(self.text, encode, tokens, keys).astype(jnp.float32)
