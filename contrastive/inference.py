@@ -11,14 +11,14 @@ import jax
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Float32, Shaped
+from jaxtyping import Array, Float, Float32, Int, Shaped
 from PIL import Image
 
 from contrastive.data.config import DataConfig
 from contrastive.data.records import SampleError
 from contrastive.data.tokenizer import Tokenizer
 from contrastive.data.transforms import Rule, decode_image, evaluation_image
-from contrastive.errors import DataError
+from contrastive.errors import DataError, UserError
 from contrastive.geometry import normalize
 from contrastive.mesh import (
     Devices,
@@ -52,7 +52,21 @@ class ModelSettings(Protocol):
     def batch_size(self) -> int: ...
 
 
-def build_towers(recipe: ModelSettings, tokenizer: Tokenizer, *, rngs: nnx.Rngs) -> TwoTower:
+@runtime_checkable
+class Markers(Protocol):
+    """What a text tower needs to know of its tokenizer; a :class:`Tokenizer` is one."""
+
+    @property
+    def vocabulary_size(self) -> int: ...
+
+    @property
+    def pad_id(self) -> int: ...
+
+    @property
+    def end_id(self) -> int | None: ...
+
+
+def build_towers(recipe: ModelSettings, tokenizer: Markers, *, rngs: nnx.Rngs) -> TwoTower:
     """The towers that a recipe describes, freshly initialised."""
     return TwoTower(recipe.model, **_sizes(recipe, tokenizer), rngs=rngs)
 
@@ -62,7 +76,7 @@ def abstract_towers(recipe: ModelSettings, *, vocabulary_size: int, rngs: nnx.Rn
     return TwoTower(recipe.model, **_sizes_of(recipe, vocabulary_size, 0, 1), rngs=rngs)
 
 
-def initial_towers(recipe: ModelSettings, tokenizer: Tokenizer, seed: int) -> TwoTower:
+def initial_towers(recipe: ModelSettings, tokenizer: Markers, seed: int) -> TwoTower:
     """:func:`build_towers` as one program; the parameters depend only on the seed."""
     abstract = nnx.eval_shape(lambda: build_towers(recipe, tokenizer, rngs=nnx.Rngs(0)))
     sizes = tuple(_sizes(recipe, tokenizer).items())
@@ -72,7 +86,7 @@ def initial_towers(recipe: ModelSettings, tokenizer: Tokenizer, seed: int) -> Tw
     return nnx.merge(nnx.graphdef(abstract), parameters)
 
 
-def _sizes(recipe: ModelSettings, tokenizer: Tokenizer) -> dict[str, Any]:
+def _sizes(recipe: ModelSettings, tokenizer: Markers) -> dict[str, Any]:
     return _sizes_of(recipe, tokenizer.vocabulary_size, tokenizer.pad_id, tokenizer.end_id)
 
 
@@ -106,7 +120,7 @@ class Model:
     Args:
       recipe: The settings that the towers were built from.
       towers: The towers.
-      tokenizer: Turns texts to ids.
+      tokenizer: Turns texts to ids; None: the model came without one, and takes ids only.
       devices: Where to compute, unless the parameters lie on a mesh; None: the default device.
       batch_size: Rows that are encoded at a time, rounded up to a multiple of the devices.
       progress: Called after each batch.
@@ -116,7 +130,7 @@ class Model:
         self,
         recipe: ModelSettings,
         towers: TwoTower,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | None,
         devices: Devices | None = None,
         *,
         batch_size: int = 256,
@@ -174,11 +188,24 @@ class Model:
 
         return self._encode("image", len(images), read)
 
-    def encode_text(self, texts: str | Sequence[str]) -> Float32[np.ndarray, "texts dim"]:
-        """Unit rows of texts, in their order."""
+    def encode_text(
+        self, texts: str | Sequence[str] | Int[np.ndarray, "texts length"]
+    ) -> Float32[np.ndarray, "texts dim"]:
+        """Unit rows of texts, in their order; token ids with markers and padding are taken too.
+
+        Raises:
+          UserError: The model came without a tokenizer, and texts are given.
+        """
         texts = [texts] if isinstance(texts, str) else texts
 
         def read(part: range) -> np.ndarray:
+            if isinstance(texts, np.ndarray):
+                return texts[part.start : part.stop].astype(np.int32)
+            if self.tokenizer is None:
+                raise UserError(
+                    "this model came without a tokenizer, so it cannot read texts; give token ids "
+                    "int32 [texts, length], or put its tokenizer.json beside the weights."
+                )
             return self.tokenizer.encode([texts[i] for i in part])
 
         return self._encode("text", len(texts), read)
@@ -207,6 +234,8 @@ class Model:
 
     def untrained(self, seed: int) -> "Model":
         """The same architecture with fresh parameters: what a number has to beat."""
+        if self.tokenizer is None:
+            raise UserError("this model came without a tokenizer, so it cannot be evaluated.")
         towers = initial_towers(self.recipe, self.tokenizer, seed)
         devices = list(self._mesh.devices.flat)
         options = {"batch_size": self.batch_size, "progress": self._progress}

@@ -2,14 +2,14 @@
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, UInt8
 
-from contrastive.errors import ConfigError
+from contrastive.errors import ConfigError, UserError
 from contrastive.towers import layers, sharding
 from contrastive.towers.convnet import ConvTower, ConvTowerConfig
 from contrastive.towers.encoder import Encoder, EncoderConfig
@@ -21,12 +21,12 @@ from contrastive.towers.vit import VisionTransformer, VisionTransformerConfig
 class TwoTowerConfig:
     """Settings of :class:`TwoTower`."""
 
-    image: ConvTowerConfig | VisionTransformerConfig = dataclasses.field(
+    image: ConvTowerConfig | VisionTransformerConfig | None = dataclasses.field(
         default_factory=ConvTowerConfig
-    )  # the image tower
-    text: TextTransformerConfig | EncoderConfig = dataclasses.field(
+    )  # the image tower; None: there is none (imported encoders of texts)
+    text: TextTransformerConfig | EncoderConfig | None = dataclasses.field(
         default_factory=TextTransformerConfig
-    )  # the text tower
+    )  # the text tower; None: there is none (imported encoders of pictures)
     embedding_dim: int = 128  # size of the embeddings
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation; parameters: float32
     pixel_mean: tuple[float, float, float] = (0.5, 0.5, 0.5)  # subtracted from pixels in [0, 1]
@@ -37,6 +37,8 @@ class TwoTowerConfig:
             raise ConfigError(f"model.embedding_dim = {self.embedding_dim} has to be at least 1.")
         if min(self.pixel_std) <= 0.0:
             raise ConfigError(f"model.pixel_std = {self.pixel_std} has to be positive.")
+        if self.image is None and self.text is None:
+            raise ConfigError("model.image and model.text are both None: there is no tower.")
 
 
 class TwoTower(nnx.Module):
@@ -74,23 +76,10 @@ class TwoTower(nnx.Module):
         if scale_init <= 0.0:
             raise ValueError(f"scale_init = {scale_init} has to be positive.")
         self.config = config
-        tower = ConvTower if isinstance(config.image, ConvTowerConfig) else VisionTransformer
-        self.image = tower(
-            config.image,  # pyright: ignore[reportArgumentType]
-            image_size=image_size,
-            output=config.embedding_dim,
-            rngs=rngs,
-        )
-        text_tower = Encoder if isinstance(config.text, EncoderConfig) else TextTransformer
-        self.text = text_tower(
-            config.text,  # pyright: ignore[reportArgumentType]
-            length=text_length,
-            vocabulary_size=vocabulary_size,
-            pad_id=pad_id,
-            end_id=end_id,
-            output=config.embedding_dim,
-            rngs=rngs,
-        )
+        self.image = _image_tower(config, image_size, rngs)
+        sizes = {"length": text_length, "vocabulary_size": vocabulary_size}
+        sizes |= {"pad_id": pad_id, "end_id": end_id, "output": config.embedding_dim}
+        self.text = _text_tower(config.text, sizes, rngs)
         self.log_scale = nnx.Param(jnp.float32(math.log(scale_init)))
         self.bias = None if bias_init is None else nnx.Param(jnp.float32(bias_init))
 
@@ -113,7 +102,10 @@ class TwoTower(nnx.Module):
 
         Raises:
           ValueError: Dropout is asked for without ``rngs``, or the images have another size.
+          UserError: There is no image tower.
         """
+        if self.image is None:
+            raise UserError("this model has no image tower; it encodes texts only.")
         keys = _row_keys(images, deterministic, rngs, rows)
         x = self._normalise(images).astype(self.config.dtype)
         y = sharding.on_rows(self.image, lambda tower, x, keys: tower(x, keys=keys), x, keys)
@@ -128,6 +120,8 @@ class TwoTower(nnx.Module):
         rows: Int[Array, "batch"] | None = None,
     ) -> Float[Array, "batch dim"]:
         """Raw float32 rows of texts; arguments as in :meth:`encode_image`."""
+        if self.text is None:
+            raise UserError("this model has no text tower; it encodes pictures only.")
         keys = _row_keys(tokens, deterministic, rngs, rows)
         dtype = jnp.dtype(self.config.dtype)
 
@@ -145,6 +139,27 @@ class TwoTower(nnx.Module):
         mean = jnp.array(self.config.pixel_mean, jnp.float32)
         std = jnp.array(self.config.pixel_std, jnp.float32)
         return (x - mean[None, None, None]) / std[None, None, None]
+
+
+def _image_tower(
+    config: TwoTowerConfig, image_size: int, rngs: nnx.Rngs
+) -> ConvTower | VisionTransformer | None:
+    sizes = {"image_size": image_size, "output": config.embedding_dim}
+    if config.image is None:
+        return None
+    if isinstance(config.image, ConvTowerConfig):
+        return ConvTower(config.image, **sizes, rngs=rngs)
+    return VisionTransformer(config.image, **sizes, rngs=rngs)
+
+
+def _text_tower(
+    config: TextTransformerConfig | EncoderConfig | None, sizes: dict[str, Any], rngs: nnx.Rngs
+) -> TextTransformer | Encoder | None:
+    if config is None:
+        return None
+    if isinstance(config, EncoderConfig):
+        return Encoder(config, **sizes, rngs=rngs)
+    return TextTransformer(config, **sizes, rngs=rngs)
 
 
 def _row_keys(
@@ -173,7 +188,9 @@ def parameter_count(
         )
     )
 
-    def count(module: nnx.Module) -> int:
+    def count(module: nnx.Module | None) -> int:
+        if module is None:
+            return 0
         return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(module, nnx.Param)))
 
     return {"image": count(model.image), "text": count(model.text), "total": count(model)}
