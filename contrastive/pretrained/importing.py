@@ -2,19 +2,25 @@
 
 import dataclasses
 import pathlib
+from typing import Any
 
 import jax
 from flax import nnx
 
 from contrastive.data.tokenizer import Tokenizer
 from contrastive.errors import WeightsError
-from contrastive.inference import build_towers
-from contrastive.pretrained import huggingface, mapping
+from contrastive.inference import Markers, build_towers
+from contrastive.pretrained import encoders, huggingface, mapping
 from contrastive.pretrained.families import Description, Family
 from contrastive.pretrained.source import Source, open_source
 from contrastive.towers import TwoTower
 
-FAMILIES: tuple[Family, ...] = (huggingface.CLIP,)
+FAMILIES: tuple[Family, ...] = (
+    huggingface.CLIP,
+    encoders.BERT,
+    encoders.ROBERTA,
+    encoders.MODERNBERT,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,18 +62,32 @@ def import_weights(path: pathlib.Path, *, model_config: pathlib.Path | None = No
     shapes = {"/".join(map(str, p)): leaf for p, leaf in nnx.to_flat_state(state)}
     found = mapping.read(
         family.rules(settings),
-        source.tensors,
+        family.tensors(source),
         {name: leaf for name, leaf in shapes.items() if name not in family.fresh},
         ignored=family.ignored,
         renamed=family.renamed,
         source=str(source.weights),
     )
+    parameters = found.parameters | _start_values(settings, tokenizer or settings, family.fresh)
     values = [
-        (p, leaf.replace(jax.numpy.asarray(found.parameters["/".join(map(str, p))])))
+        (p, leaf.replace(jax.numpy.asarray(parameters["/".join(map(str, p))])))
         for p, leaf in nnx.to_flat_state(state)
     ]
     model = nnx.merge(graphdef, nnx.from_flat_state(values))
     return Imported(family, settings, tokenizer, model, found.ignored)
+
+
+def _start_values(
+    settings: Description, markers: Markers, fresh: tuple[str, ...]
+) -> dict[str, Any]:
+    """What a model that is not trained has there; nothing else of it is computed."""
+
+    def start() -> dict[str, Any]:
+        state = nnx.to_flat_state(nnx.state(build_towers(settings, markers, rngs=nnx.Rngs(0))))
+        named = {"/".join(map(str, path)): leaf[...] for path, leaf in state}
+        return {name: named[name] for name in fresh}
+
+    return jax.jit(start)() if fresh else {}
 
 
 def recognise(source: Source) -> Family:
