@@ -17,7 +17,7 @@ from PIL import Image
 from contrastive.data.config import DataConfig
 from contrastive.data.records import SampleError
 from contrastive.data.tokenizer import Tokenizer
-from contrastive.data.transforms import Rule, decode_image, evaluation_image
+from contrastive.data.transforms import decode_image, evaluation_image
 from contrastive.errors import DataError, UserError
 from contrastive.geometry import normalize
 from contrastive.mesh import (
@@ -178,13 +178,13 @@ class Model:
         """
         if isinstance(images, Picture) and not (isinstance(images, np.ndarray) and images.ndim > 3):
             images = [images]
-        size, rule = self.recipe.data.image_size, self.recipe.data.preprocessing
+        data, size = self.recipe.data, self.recipe.data.image_size
 
         def read(part: range) -> np.ndarray:
             if isinstance(images, np.ndarray) and images.shape[1:] == (size, size, 3):
                 _check_pixels(images, part[0])
                 return images[part.start : part.stop]
-            return np.stack([_read(images[i], size, i, rule) for i in part])
+            return np.stack([_read(images[i], data, i) for i in part])
 
         return self._encode("image", len(images), read)
 
@@ -264,20 +264,19 @@ class Model:
         return rows
 
 
-def read_picture(
-    picture: Picture, size: int, rule: Rule = "square"
-) -> Shaped[np.ndarray, "size size 3"]:
-    """The pixels of one picture as a tower sees them.
+def read_picture(picture: Picture, data: DataConfig) -> Shaped[np.ndarray, "size size 3"]:
+    """The pixels of one picture as a tower sees them, by the size and the rule of the data.
 
     Raises:
       SampleError: It cannot be read or decoded.
       TypeError: It is not a picture.
     """
+    shape = data.image_size, data.preprocessing, data.resize
     if isinstance(picture, np.ndarray):
         _check_pixels(picture)
-        return evaluation_image(Image.fromarray(picture), size, rule)
+        return evaluation_image(Image.fromarray(picture), *shape)
     if isinstance(picture, Image.Image):
-        return evaluation_image(picture, size, rule)
+        return evaluation_image(picture, *shape)
     if isinstance(picture, str | os.PathLike):
         try:
             picture = pathlib.Path(picture).read_bytes()
@@ -288,12 +287,12 @@ def read_picture(
             f"{type(picture).__name__} is not a picture: give a path, encoded bytes, a PIL image "
             "or a uint8 array."
         )
-    return evaluation_image(decode_image(picture), size, rule)
+    return evaluation_image(decode_image(picture), *shape)
 
 
-def _read(picture: Any, size: int, index: int, rule: Rule) -> np.ndarray:
+def _read(picture: Any, data: DataConfig, index: int) -> np.ndarray:
     try:
-        return read_picture(picture, size, rule)
+        return read_picture(picture, data)
     except SampleError as error:
         name = picture if isinstance(picture, str | os.PathLike) else f"image {index}"
         raise DataError(f"{os.fspath(name)} cannot be read: {error}.") from error

@@ -44,6 +44,7 @@ class Tokenizer:
 
     Attributes:
       length: Ids a text.
+      preset: The published model whose form of texts is applied; None: none is.
       vocabulary_size: All ids are below it.
       pad_id, begin_id, end_id, unknown_id: The markers; the last three are None where there is no
         such token.
@@ -56,7 +57,7 @@ class Tokenizer:
         self._cuts_left = cut is not None and str(cut["direction"]).lower() == "left"
         backend.no_padding()
         backend.no_truncation()
-        self._backend = backend
+        self._backend, self.preset = backend, config.preset
         self._rules = None if config.preset is None else PRESETS[config.preset]
         if self._rules is not None:
             begin, end, pad, _ = self._rules
@@ -88,6 +89,11 @@ class Tokenizer:
             raise ConfigError(
                 f"config.data.text_length = {length} leaves no room for text between the markers."
             )
+
+    @property
+    def backend(self) -> tokenizers.Tokenizer:
+        """What cuts the texts, without markers and padding; for export."""
+        return self._backend
 
     def _find(self, field: str, name: str | None, known: Sequence[str]) -> int | None:
         if name is None:
