@@ -12,7 +12,7 @@ from contrastive.data.config import DataConfig
 from contrastive.errors import WeightsError
 from contrastive.pretrained import layouts, sentence
 from contrastive.pretrained.families import Description, Family
-from contrastive.pretrained.huggingface import ACTIVATIONS, shape
+from contrastive.pretrained.huggingface import activation, shape, shape_of
 from contrastive.pretrained.mapping import Rule
 from contrastive.pretrained.source import Settings, Source
 from contrastive.pretrained.vocabularies import read_preset
@@ -64,16 +64,6 @@ def _settings(source: Source) -> Settings:
     return config
 
 
-def _act(config: Settings, name: str) -> Any:
-    value = config.get(name, "gelu")
-    if value not in ACTIVATIONS:
-        raise WeightsError(
-            f"{config.where}: {name} = {value!r} is not known here; known are "
-            f"{', '.join(ACTIVATIONS)}."
-        )
-    return ACTIVATIONS[value]
-
-
 # --- BERT and RoBERTa -------------------------------------------------------------------------
 
 _BERT_BLOCK = {
@@ -106,7 +96,7 @@ def _describe_post_norm(
         source,
         config,
         offset,
-        activation=_act(config, "hidden_act"),
+        activation=activation(config, "gelu"),
         epsilon=config.get("layer_norm_eps", epsilon),
         token_types=config.get("type_vocab_size", types),
         dropout=0.0,
@@ -127,7 +117,8 @@ def _bert_rules(settings: Description) -> list[Rule]:
 
 def _text(settings: Description) -> EncoderConfig:
     text = settings.model.text
-    assert isinstance(text, EncoderConfig)
+    if settings.model.image is not None or not isinstance(text, EncoderConfig):
+        raise WeightsError("a folder of sentence-transformers holds one encoder of texts.")
     return text
 
 
@@ -142,8 +133,6 @@ def _roberta_files(settings: Description) -> dict[str, Any]:
 def _post_norm_files(settings: Description, kind: str, architecture: str) -> dict[str, Any]:
     text = _text(settings)
     config = _common_files(settings, kind, architecture) | {
-        "hidden_act": _name_of(text.activation),
-        "layer_norm_eps": text.epsilon,
         "max_position_embeddings": text.length + text.position_offset,
         "position_embedding_type": "absolute",
         "type_vocab_size": text.token_types,
@@ -153,21 +142,13 @@ def _post_norm_files(settings: Description, kind: str, architecture: str) -> dic
 
 def _common_files(settings: Description, kind: str, architecture: str) -> dict[str, Any]:
     text = _text(settings)
-    return {
+    return shape_of(text) | {
         "architectures": [architecture],
         "model_type": kind,
-        "hidden_size": text.width,
-        "intermediate_size": text.hidden,
-        "num_attention_heads": text.heads,
-        "num_hidden_layers": text.depth,
         "pad_token_id": settings.pad_id,
         "vocab_size": text.vocabulary_size,
         "torch_dtype": "float32",
     }
-
-
-def _name_of(activation: str) -> str:
-    return next(name for name, ours in ACTIVATIONS.items() if ours == activation)
 
 
 # --- ModernBERT -------------------------------------------------------------------------------
@@ -196,7 +177,7 @@ def _describe_modernbert(source: Source) -> Description:
         norm="pre",
         gated=True,
         bias=False,
-        activation=_act(config, "hidden_activation"),
+        activation=activation(config, "gelu", "hidden_activation"),
         epsilon=config.get("norm_eps", 1e-5),
         init="modernbert",
         token_types=0,
@@ -258,9 +239,10 @@ def _modernbert_rules(settings: Description) -> list[Rule]:
 
 def _modernbert_files(settings: Description) -> dict[str, Any]:
     text = _text(settings)
-    config = _common_files(settings, "modernbert", "ModernBertModel") | {
-        "hidden_activation": _name_of(text.activation),
-        "norm_eps": text.epsilon,
+    common = _common_files(settings, "modernbert", "ModernBertModel")
+    config = common | {
+        "hidden_activation": common.pop("hidden_act"),
+        "norm_eps": common.pop("layer_norm_eps"),
         "max_position_embeddings": text.length,
         "local_attention": 2 * text.window,
         "global_attn_every_n_layers": text.global_every if text.window else 1,
@@ -291,6 +273,7 @@ BERT = Family(
     ),
     fresh=("log_scale",),
     files=_bert_files,
+    tokenizer_class="PreTrainedTokenizerFast",
 )
 ROBERTA = Family(
     name="roberta",
@@ -302,6 +285,7 @@ ROBERTA = Family(
     renamed=((r"^roberta\.", ""),),
     fresh=("log_scale",),
     files=_roberta_files,
+    tokenizer_class="PreTrainedTokenizerFast",
 )
 MODERNBERT = Family(
     name="modernbert",
@@ -313,4 +297,5 @@ MODERNBERT = Family(
     renamed=((r"^model\.", ""),),
     fresh=("log_scale",),
     files=_modernbert_files,
+    tokenizer_class="PreTrainedTokenizerFast",
 )

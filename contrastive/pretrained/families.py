@@ -17,6 +17,7 @@ from contrastive.pretrained.mapping import Rule
 from contrastive.pretrained.source import Source
 from contrastive.pretrained.tensors import Tensors
 from contrastive.towers import TwoTowerConfig
+from contrastive.towers.positions import Method
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,7 +30,7 @@ class Description:
       model: The towers. A tower that the model does not have is None.
       loss: ``clip`` or ``siglip``: whether there is a logit bias.
       vocabulary: The tokenizer; None where there are no texts, or none came with the weights.
-      pad_id, end_id: Of texts, for a model that came without a tokenizer; with
+      pad_id, begin_id, end_id: Of texts, for a model that came without a tokenizer; with
         ``vocabulary_size``, the markers that :func:`contrastive.inference.build_towers` asks for.
     """
 
@@ -38,6 +39,7 @@ class Description:
     loss: LossConfig = dataclasses.field(default_factory=LossConfig)
     vocabulary: tokenizers.Tokenizer | None = None
     pad_id: int = 0
+    begin_id: int | None = None
     end_id: int | None = None
 
     @property
@@ -68,6 +70,9 @@ class Family:
       fresh: Our parameters that the family does not have; they keep their start values.
       files: The configuration files of a model, by name, each a JSON object or array; None: there
         is no export to this family.
+      tokenizer_class: What the tokenizer is called there; None: no tokenizer is written.
+      weights_name: What the file of tensors is called in an exported folder.
+      resampling: How its own code resizes position tables.
     """
 
     name: str
@@ -79,3 +84,6 @@ class Family:
     renamed: tuple[tuple[str, str], ...] = ()
     fresh: tuple[str, ...] = ()
     files: Callable[[Description], dict[str, Any]] | None = None
+    tokenizer_class: str | None = None
+    weights_name: str = "model.safetensors"
+    resampling: Method = "bicubic"

@@ -246,7 +246,7 @@ def texts(source: Source) -> Texts:
     more = source.json("special_tokens_map.json") or {}
     kind = str(config.get("tokenizer_class", ""))
     folder = source.folder
-    if kind.startswith("Siglip2") or kind.startswith("Gemma"):
+    if kind.startswith(("Siglip2", "Gemma")):
         preset = "siglip2"
     else:
         preset = "siglip" if kind.startswith("SiglipT") else None
@@ -299,7 +299,8 @@ def _clip_pieces(source: Source) -> tokenizers.Tokenizer:
     )
     parts: list[Any] = [normalizers.NFC(), normalizers.Replace(tokenizers.Regex(r"\s+"), " ")]
     backend.normalizer = normalizers.Sequence([*parts, normalizers.Lowercase()])  # pyright: ignore[reportAttributeAccessIssue]
-    words = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+    words = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d"
+    words += r"|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
     backend.pre_tokenizer = pre_tokenizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
         [
             pre_tokenizers.Split(tokenizers.Regex(words), "removed", invert=True),
@@ -316,9 +317,9 @@ def write_texts(folder: pathlib.Path, tokenizer: Tokenizer, tokenizer_class: str
     backend = tokenizers.Tokenizer.from_str(tokenizer.backend.to_str())
     ids = {"begin": tokenizer.begin_id, "end": tokenizer.end_id, "pad": tokenizer.pad_id}
     names = {k: backend.id_to_token(i) for k, i in ids.items() if i is not None}
-    single = [names[k] if k != "text" else "$A" for k in ("begin", "text", "end") if k == "text" or k in names]
+    single = [names.get("begin"), "$A", names.get("end")]
     backend.post_processor = processors.TemplateProcessing(  # pyright: ignore[reportAttributeAccessIssue]
-        single=" ".join(single),
+        single=" ".join(part for part in single if part is not None),
         special_tokens=[(names[k], ids[k]) for k in ("begin", "end") if k in names],
     )
     steps = _form_steps(tokenizer)
@@ -353,5 +354,3 @@ def _form_steps(tokenizer: Tokenizer) -> list[Any]:
     if tokenizer.preset == "clip":
         return [normalizers.NFC(), *spaces, normalizers.Lowercase()]
     return []
-
-

@@ -1,22 +1,29 @@
 """From the folder of someone's weights to a model in use."""
 
 import dataclasses
+import math
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
-import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from contrastive.data.tokenizer import Tokenizer
 from contrastive.errors import WeightsError
-from contrastive.inference import Markers, build_towers
-from contrastive.pretrained import encoders, huggingface, mapping
+from contrastive.inference import build_towers
+from contrastive.objectives import start_values
+from contrastive.pretrained import clip, encoders, mapping, open_clip, siglip
 from contrastive.pretrained.families import Description, Family
 from contrastive.pretrained.source import Source, open_source
-from contrastive.towers import TwoTower
+from contrastive.towers import TwoTower, VisionTransformerConfig
+from contrastive.towers.positions import Method, resize_positions
 
 FAMILIES: tuple[Family, ...] = (
-    huggingface.CLIP,
+    clip.FAMILY,
+    siglip.FAMILY,
+    open_clip.FAMILY,
     encoders.BERT,
     encoders.ROBERTA,
     encoders.MODERNBERT,
@@ -42,12 +49,19 @@ class Imported:
     ignored: tuple[str, ...]
 
 
-def import_weights(path: pathlib.Path, *, model_config: pathlib.Path | None = None) -> Imported:
+def import_weights(
+    path: pathlib.Path,
+    *,
+    model_config: pathlib.Path | None = None,
+    image_size: int | None = None,
+) -> Imported:
     """Reads a model.
 
     Args:
       path: A folder, or a file of weights with its configuration beside it.
       model_config: A JSON configuration elsewhere.
+      image_size: Another size of pictures; the position table is resized as the family's own code
+        does it.
 
     Raises:
       WeightsError: There are no weights, they are damaged or unsafe, no family knows them, or the
@@ -57,9 +71,7 @@ def import_weights(path: pathlib.Path, *, model_config: pathlib.Path | None = No
     family = recognise(source)
     settings = family.describe(source)
     tokenizer = make_tokenizer(settings)
-    towers = nnx.eval_shape(lambda: build_towers(settings, tokenizer or settings, rngs=nnx.Rngs(0)))
-    graphdef, state = nnx.split(towers)
-    shapes = {"/".join(map(str, p)): leaf for p, leaf in nnx.to_flat_state(state)}
+    _, shapes = abstract_state(settings, tokenizer)
     found = mapping.read(
         family.rules(settings),
         family.tensors(source),
@@ -68,26 +80,62 @@ def import_weights(path: pathlib.Path, *, model_config: pathlib.Path | None = No
         renamed=family.renamed,
         source=str(source.weights),
     )
-    parameters = found.parameters | _start_values(settings, tokenizer or settings, family.fresh)
-    values = [
-        (p, leaf.replace(jax.numpy.asarray(parameters["/".join(map(str, p))])))
-        for p, leaf in nnx.to_flat_state(state)
-    ]
-    model = nnx.merge(graphdef, nnx.from_flat_state(values))
-    return Imported(family, settings, tokenizer, model, found.ignored)
+    values = found.parameters | start_scalars(settings, family)
+    if image_size is not None and image_size != settings.data.image_size:
+        settings, values = resized(settings, values, image_size, family.resampling)
+    towers = with_parameters(settings, tokenizer, values)
+    return Imported(family, settings, tokenizer, towers, found.ignored)
 
 
-def _start_values(
-    settings: Description, markers: Markers, fresh: tuple[str, ...]
-) -> dict[str, Any]:
-    """What a model that is not trained has there; nothing else of it is computed."""
+def abstract_state(
+    settings: Description, tokenizer: Tokenizer | None
+) -> tuple[nnx.GraphDef[TwoTower], dict[str, Any]]:
+    """The structure of the model, and its parameters' variables by path, without values."""
+    towers = nnx.eval_shape(lambda: build_towers(settings, tokenizer or settings, rngs=nnx.Rngs(0)))
+    graphdef, state = nnx.split(towers)
+    return graphdef, {"/".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(state)}
 
-    def start() -> dict[str, Any]:
-        state = nnx.to_flat_state(nnx.state(build_towers(settings, markers, rngs=nnx.Rngs(0))))
-        named = {"/".join(map(str, path)): leaf[...] for path, leaf in state}
-        return {name: named[name] for name in fresh}
 
-    return jax.jit(start)() if fresh else {}
+def with_parameters(
+    settings: Description, tokenizer: Tokenizer | None, values: Mapping[str, np.ndarray]
+) -> TwoTower:
+    """The model with these parameters, by path."""
+    graphdef, shapes = abstract_state(settings, tokenizer)
+    flat = [(_path(name), leaf.replace(jnp.asarray(values[name]))) for name, leaf in shapes.items()]
+    return nnx.merge(graphdef, nnx.from_flat_state(flat))
+
+
+def _path(name: str) -> tuple[str | int, ...]:
+    """The keys of a path; entries of a list have numbers."""
+    return tuple(int(key) if key.isdigit() else key for key in name.split("/"))
+
+
+def start_scalars(settings: Description, family: Family) -> dict[str, np.ndarray]:
+    """Start values of the scalars that the family does not have."""
+    scale, bias = start_values(settings.loss, settings.batch_size)
+    known = {"log_scale": math.log(scale), "bias": bias}
+    return {name: np.asarray(known[name], np.float32) for name in family.fresh}
+
+
+def resized(
+    settings: Description, values: Mapping[str, np.ndarray], image_size: int, method: Method
+) -> tuple[Description, dict[str, np.ndarray]]:
+    """The same model for pictures of another size.
+
+    Raises:
+      WeightsError: Its image tower has no position table on a grid.
+    """
+    image = settings.model.image
+    if not isinstance(image, VisionTransformerConfig):
+        raise WeightsError("only a vision transformer can be resized to another size of pictures.")
+    if image_size % image.patch_size:
+        raise WeightsError(
+            f"--image-size={image_size} is not a multiple of the patch size {image.patch_size}."
+        )
+    old, new = settings.data.image_size // image.patch_size, image_size // image.patch_size
+    table = resize_positions(values["image/positions"], (old, old), (new, new), method=method)
+    data = dataclasses.replace(settings.data, image_size=image_size)
+    return dataclasses.replace(settings, data=data), {**values, "image/positions": table}
 
 
 def recognise(source: Source) -> Family:

@@ -18,6 +18,7 @@ OUT = "h k w -> w (h k)"
 PATCH = "(p q c) w -> w c p q"  # PyTorch's convolution
 ROW = "1 w -> w"
 ROW_3D = "1 w -> 1 1 w"
+ONE = "-> 1"  # a number as a list of one
 
 
 def linear(ours: str, theirs: str, *, bias: bool = True) -> list[Rule]:

@@ -185,7 +185,9 @@ def _markers(backend: tokenizers.Tokenizer, said: Settings, source: Source) -> T
     ]
     if not known or (pad and known[0] != pad):
         raise WeightsError(f"the tokenizer of {source.folder} has no padding token.")
-    return TokenizerConfig(begin_token=begin, end_token=end, pad_token=known[0])
+    return TokenizerConfig(
+        path="tokenizer.json", begin_token=begin, end_token=end, pad_token=known[0]
+    )
 
 
 def _name(said: Settings, key: str, default: str | None) -> str | None:

@@ -5,6 +5,7 @@ Three tiny models are committed, with ids, rows and gradients as those libraries
 `make parity`.
 """
 
+import json
 import pathlib
 import subprocess
 
@@ -17,6 +18,7 @@ from flax import nnx
 import contrastive
 from contrastive.geometry import normalize
 from contrastive.pretrained import mapping
+from contrastive.pretrained.exporting import export_weights
 from contrastive.pretrained.importing import import_weights
 from contrastive.pretrained.source import open_source
 from contrastive.towers import text
@@ -96,6 +98,22 @@ def test_there_and_back_again_is_the_same_to_the_last_bit(kind):
         np.testing.assert_array_equal(array, tensors[name])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_exported_folder_is_the_same_model(kind, tmp_path):
+    """The same family, tensors to the last bit, texts read alike."""
+    found = import_weights(FIXTURES / kind)
+    out = tmp_path / "out"
+    family = export_weights(found.settings, found.towers, found.tokenizer, "huggingface", out)
+    assert family.name == kind
+    again = import_weights(out)
+    np.testing.assert_array_equal(again.tokenizer.encode(TEXTS), found.tokenizer.encode(TEXTS))
+    assert again.tokenizer.length == found.tokenizer.length
+    before, after = (flat(nnx.state(model.towers)) for model in (found, again))
+    assert set(before) == set(after)
+    for name, leaf in before.items():
+        np.testing.assert_array_equal(leaf[...], after[name][...])
+
+
 # --- With the second environment
 
 
@@ -120,3 +138,16 @@ def peer(*words):
 def test_models_of_many_sizes(kind, options, tmp_path):
     peer("make", kind, 7, tmp_path / kind, *options)
     check(tmp_path / kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
+@pytest.mark.skipif(not PYTHON.exists(), reason="no second environment: run `make parity`")
+def test_sentence_transformers_reads_what_is_exported(kind, tmp_path):
+    found = import_weights(FIXTURES / kind)
+    out = tmp_path / "out"
+    export_weights(found.settings, found.towers, found.tokenizer, "huggingface", out)
+    (tmp_path / "texts.json").write_text(json.dumps(TEXTS))
+    peer("encode", out, tmp_path / "texts.json", tmp_path / "rows.npy")
+    wanted = np.load(FIXTURES / kind / "expected.npz")["encoded"]
+    np.testing.assert_allclose(np.load(tmp_path / "rows.npy"), wanted, atol=1e-6)
