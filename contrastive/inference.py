@@ -30,8 +30,9 @@ from contrastive.mesh import (
     run_once_options,
 )
 from contrastive.objectives import LossConfig, start_values
-from contrastive.towers import TwoTower, TwoTowerConfig
+from contrastive.towers import EncoderConfig, TwoTower, TwoTowerConfig
 
+_SHORTEST = 32  # shorter texts are padded to this length, where they may be longer
 Picture: TypeAlias = str | os.PathLike | bytes | Image.Image | np.ndarray
 
 
@@ -203,22 +204,34 @@ class Model:
     ) -> Float32[np.ndarray, "texts dim"]:
         """Unit rows of texts, in their order; token ids with markers and padding are taken too.
 
+        Where padding changes nothing, texts of like lengths go through together and are padded to
+        the next power of two only.
+
         Raises:
           UserError: The model came without a tokenizer, and texts are given.
         """
+        if isinstance(texts, np.ndarray):
+            ids = texts.astype(np.int32)
+            return self._encode("text", len(ids), lambda part: ids[part.start : part.stop])
         texts = [texts] if isinstance(texts, str) else texts
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            raise UserError(
+                "this model came without a tokenizer, so it cannot read texts; give token ids "
+                "int32 [texts, length], or put its tokenizer.json beside the weights."
+            )
+        order = np.arange(len(texts))
+        cuts = tokenizer.length > _SHORTEST and _masks_padding(self.recipe.model)
+        if cuts:
+            order = np.argsort([len(text) for text in texts], kind="stable")
 
         def read(part: range) -> np.ndarray:
-            if isinstance(texts, np.ndarray):
-                return texts[part.start : part.stop].astype(np.int32)
-            if self.tokenizer is None:
-                raise UserError(
-                    "this model came without a tokenizer, so it cannot read texts; give token ids "
-                    "int32 [texts, length], or put its tokenizer.json beside the weights."
-                )
-            return self.tokenizer.encode([texts[i] for i in part])
+            ids = tokenizer.encode([texts[i] for i in order[part.start : part.stop]])
+            return ids[:, : _padded_length(tokenizer.lengths(ids))] if cuts else ids
 
-        return self._encode("text", len(texts), read)
+        rows = self._encode("text", len(texts), read)
+        rows[order] = rows.copy()
+        return rows
 
     def similarity(
         self, a: Float[np.ndarray, "n dim"], b: Float[np.ndarray, "m dim"]
@@ -314,6 +327,17 @@ def _check_pixels(array: np.ndarray, index: int = 0) -> None:
             f"an array {array.dtype}{list(array.shape)} is not a picture: uint8 [height, width, 3] "
             "with values 0 … 255 is expected."
         )
+
+
+def _masks_padding(model: TwoTowerConfig) -> bool:
+    return isinstance(model.text, EncoderConfig) or (
+        model.text is not None and model.text.padding == "masked"
+    )
+
+
+def _padded_length(lengths: np.ndarray) -> int:
+    """The power of two that holds the longest text, so that few programs are compiled."""
+    return max(_SHORTEST, 1 << (int(lengths.max()) - 1).bit_length())
 
 
 def _pad(rows: np.ndarray, size: int) -> np.ndarray:

@@ -4,7 +4,7 @@ Either a published model's is taken (:mod:`contrastive.data.vocabulary`), or a `
 given, or a small vocabulary (byte-level BPE, or whole words) is learned from the training captions,
 always the same from the same captions. It is saved in the run's folder, where evaluation and search
 find it. A row of ids is begin token, text, end token, padding; a text that is too long loses its
-last tokens, never the end token.
+last tokens (or its first, where a ``tokenizer.json`` truncates on the left), never the markers.
 """
 
 import dataclasses
@@ -53,6 +53,8 @@ class Tokenizer:
     def __init__(
         self, backend: tokenizers.Tokenizer, *, length: int, config: TokenizerConfig
     ) -> None:
+        cut = backend.truncation
+        self._cuts_left = cut is not None and str(cut["direction"]).lower() == "left"
         backend.no_padding()
         backend.no_truncation()
         self._backend, self.preset = backend, config.preset
@@ -118,7 +120,7 @@ class Tokenizer:
         for row, encoding in zip(rows, encodings, strict=True):
             ids = encoding.ids
             if len(ids) > self._room:
-                ids = ids[: self._room]
+                ids = ids[-self._room :] if self._cuts_left else ids[: self._room]
                 truncated += 1
             ids = self._head + ids + self._tail
             row[: len(ids)] = ids
@@ -163,8 +165,11 @@ class Tokenizer:
 
     def save(self, path: pathlib.Path) -> None:
         """Writes a ``tokenizer.json``, whole or not at all."""
+        if self._cuts_left:
+            self._backend.enable_truncation(self.length, direction="left")
         with whole_file(path) as unfinished:
             self._backend.save(str(unfinished), pretty=False)
+        self._backend.no_truncation()
 
 
 def train_tokenizer(texts: Iterable[str], *, length: int, config: TokenizerConfig) -> Tokenizer:

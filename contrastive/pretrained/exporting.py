@@ -13,14 +13,20 @@ from flax import nnx
 
 from contrastive.data.tokenizer import Tokenizer
 from contrastive.errors import UserError, WeightsError
-from contrastive.pretrained import clip, huggingface, mapping, open_clip, siglip
+from contrastive.pretrained import clip, encoders, huggingface, mapping, open_clip, siglip
 from contrastive.pretrained.families import Description, Family
 from contrastive.pretrained.source import Source
 from contrastive.pretrained.tensors import write_safetensors
 from contrastive.towers import TwoTower
 
 FORMATS: dict[str, tuple[Family, ...]] = {
-    "huggingface": (clip.FAMILY, siglip.FAMILY),
+    "huggingface": (
+        clip.FAMILY,
+        siglip.FAMILY,
+        encoders.BERT,
+        encoders.ROBERTA,
+        encoders.MODERNBERT,
+    ),
     "open_clip": (open_clip.FAMILY, open_clip.CUSTOM),
 }
 """The families of each format; the first that can hold the model takes it."""
@@ -54,13 +60,20 @@ def export_weights(
     settings = resolved(settings, tokenizer)
     family, files = choose(settings, format_name)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        (folder / name).write_text(json.dumps(content, indent=2) + "\n")
+    _write_files(folder, files)
     if tokenizer is not None and family.tokenizer_class is not None:
         huggingface.write_texts(folder, tokenizer, family.tokenizer_class)
     tensors = mapping.write(family.rules(settings), parameters(towers))
-    write_safetensors(folder / family.weights_name, tensors)
+    for inner in sorted({name.rpartition("/")[0] for name in tensors}):
+        own = {n.rpartition("/")[2]: t for n, t in tensors.items() if n.rpartition("/")[0] == inner}
+        write_safetensors(folder / inner / family.weights_name, own)
     return family
+
+
+def _write_files(folder: pathlib.Path, files: Mapping[str, Any]) -> None:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n")
 
 
 def parameters(towers: TwoTower) -> dict[str, np.ndarray]:
@@ -89,7 +102,7 @@ def resolved(settings: Description, tokenizer: Tokenizer | None) -> Description:
     )
 
 
-def choose(settings: Description, format_name: str) -> tuple[Family, dict[str, dict[str, Any]]]:
+def choose(settings: Description, format_name: str) -> tuple[Family, dict[str, Any]]:
     """The first family of a format that holds the model without loss, and its files.
 
     Whether it does is found by reading the files again: what comes back has to be what went in.
@@ -114,11 +127,10 @@ def choose(settings: Description, format_name: str) -> tuple[Family, dict[str, d
     raise WeightsError(f"this model cannot be exported as {format_name}. {'. '.join(reasons)}.")
 
 
-def _read_again(family: Family, files: Mapping[str, Mapping[str, Any]]) -> Description:
+def _read_again(family: Family, files: Mapping[str, Any]) -> Description:
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        for file, content in files.items():
-            (folder / file).write_text(json.dumps(content))
+        _write_files(folder, files)
         return family.describe(Source(folder, folder / family.weights_name))
 
 

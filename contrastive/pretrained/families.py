@@ -15,6 +15,7 @@ from contrastive.data.config import DataConfig
 from contrastive.objectives import LossConfig
 from contrastive.pretrained.mapping import Rule
 from contrastive.pretrained.source import Source
+from contrastive.pretrained.tensors import Tensors
 from contrastive.towers import TwoTowerConfig
 from contrastive.towers.positions import Method
 
@@ -61,12 +62,14 @@ class Family:
       recognises: Whether a source is of this family.
       describe: What its configuration says; raises :class:`WeightsError` where this project has
         no such architecture.
-      rules: The table of names for a model.
+      rules: The table of names for a model. Names with a ``/`` are of the weights in a folder
+        inside that of the model.
+      tensors: All tensors of a source; the default: those of its one file.
       ignored: Regular expressions of tensors that hold no parameter.
       renamed: Regular expressions and replacements for other spellings of the names.
       fresh: Our parameters that the family does not have; they keep their start values.
-      files: The configuration files of a model, by name, each a JSON object; None: there is no
-        export to this family.
+      files: The configuration files of a model, by name, each a JSON object or array; None: there
+        is no export to this family.
       tokenizer_class: What the tokenizer is called there; None: no tokenizer is written.
       weights_name: What the file of tensors is called in an exported folder.
       resampling: How its own code resizes position tables.
@@ -76,10 +79,11 @@ class Family:
     recognises: Callable[[Source], bool]
     describe: Callable[[Source], Description]
     rules: Callable[[Description], Sequence[Rule]]
+    tensors: Callable[[Source], Tensors] = lambda source: source.tensors
     ignored: tuple[str, ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
     fresh: tuple[str, ...] = ()
-    files: Callable[[Description], dict[str, dict[str, Any]]] | None = None
+    files: Callable[[Description], dict[str, Any]] | None = None
     tokenizer_class: str | None = None
     weights_name: str = "model.safetensors"
     resampling: Method = "bicubic"

@@ -14,7 +14,7 @@ from contrastive.data.tokenizer import Tokenizer
 from contrastive.errors import WeightsError
 from contrastive.inference import build_towers
 from contrastive.objectives import start_values
-from contrastive.pretrained import clip, mapping, open_clip, open_clip_siglip, siglip
+from contrastive.pretrained import clip, encoders, mapping, open_clip, open_clip_siglip, siglip
 from contrastive.pretrained.families import Description, Family
 from contrastive.pretrained.source import Source, open_source
 from contrastive.towers import TwoTower, VisionTransformerConfig
@@ -26,6 +26,9 @@ FAMILIES: tuple[Family, ...] = (
     open_clip.FAMILY,
     open_clip.CUSTOM,
     open_clip_siglip.FAMILY,
+    encoders.BERT,
+    encoders.ROBERTA,
+    encoders.MODERNBERT,
 )
 """Every family, in the order in which they are asked."""
 
@@ -74,7 +77,7 @@ def import_weights(
     _, shapes = abstract_state(settings, tokenizer)
     found = mapping.read(
         family.rules(settings),
-        source.tensors,
+        family.tensors(source),
         {name: leaf for name, leaf in shapes.items() if name not in family.fresh},
         ignored=family.ignored,
         renamed=family.renamed,
@@ -101,18 +104,20 @@ def with_parameters(
 ) -> TwoTower:
     """The model with these parameters, by path."""
     graphdef, shapes = abstract_state(settings, tokenizer)
-    flat = [
-        (tuple(name.split("/")), leaf.replace(jnp.asarray(values[name])))
-        for name, leaf in shapes.items()
-    ]
+    flat = [(_path(name), leaf.replace(jnp.asarray(values[name]))) for name, leaf in shapes.items()]
     return nnx.merge(graphdef, nnx.from_flat_state(flat))
+
+
+def _path(name: str) -> tuple[str | int, ...]:
+    """The keys of a path; entries of a list have numbers."""
+    return tuple(int(key) if key.isdigit() else key for key in name.split("/"))
 
 
 def start_scalars(settings: Description, family: Family) -> dict[str, np.ndarray]:
     """Start values of the scalars that the family does not have."""
     scale, bias = start_values(settings.loss, settings.batch_size)
     known = {"log_scale": math.log(scale), "bias": bias}
-    return {name: np.float32(known[name]).reshape(()) for name in family.fresh}
+    return {name: np.asarray(known[name], np.float32) for name in family.fresh}
 
 
 def resized(

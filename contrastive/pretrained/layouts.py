@@ -27,9 +27,11 @@ def linear(ours: str, theirs: str, *, bias: bool = True) -> list[Rule]:
     return [*rules, Rule(f"{ours}/bias", f"{theirs}.bias")] if bias else rules
 
 
-def norm(ours: str, theirs: str) -> list[Rule]:
-    """A LayerNorm of PyTorch."""
-    return [Rule(f"{ours}/scale", f"{theirs}.weight"), Rule(f"{ours}/bias", f"{theirs}.bias")]
+def norm(ours: str, theirs: str, *, bias: bool = True, first_block: int = 0) -> list[Rule]:
+    """A LayerNorm of PyTorch; where one without a bias is missing in the blocks before
+    ``first_block``, ones."""
+    rules = [Rule(f"{ours}/scale", f"{theirs}.weight", first_block=first_block)]
+    return [*rules, Rule(f"{ours}/bias", f"{theirs}.bias")] if bias else rules
 
 
 def patches(ours: str, theirs: str, size: int, *, bias: bool) -> list[Rule]:
@@ -39,7 +41,7 @@ def patches(ours: str, theirs: str, size: int, *, bias: bool) -> list[Rule]:
     return [*rules, Rule(f"{ours}/bias", f"{theirs}.bias")] if bias else rules
 
 
-def attention(ours: str, theirs: Mapping[str, str]) -> list[Rule]:
+def attention(ours: str, theirs: Mapping[str, str], *, bias: bool = True) -> list[Rule]:
     """Attention, either with ``q``, ``k``, ``v`` as Linears or with ``qkv`` in one; and ``out``.
 
     The values of ``theirs`` are names of Linears; for nn.MultiheadAttention ``qkv`` is
@@ -59,11 +61,8 @@ def attention(ours: str, theirs: Mapping[str, str]) -> list[Rule]:
             Rule(f"{ours}/qkv_bias", tuple(f"{name}.bias" for name in each), QKV_BIAS),
         ]
     out = theirs["out"]
-    return [
-        *rules,
-        Rule(f"{ours}/out", f"{out}.weight", OUT),
-        Rule(f"{ours}/out_bias", f"{out}.bias"),
-    ]
+    rules += [Rule(f"{ours}/out", f"{out}.weight", OUT), Rule(f"{ours}/out_bias", f"{out}.bias")]
+    return rules if bias else [rule for rule in rules if not str(rule.ours).endswith("_bias")]
 
 
 def split_attention(ours: str, query: str, key_value: str, out: str) -> list[Rule]:

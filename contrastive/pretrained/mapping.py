@@ -26,20 +26,28 @@ class Rule:
     """One of our parameters and the tensors that hold it elsewhere.
 
     Attributes:
-      ours: Its path, joined by ``/``: ``image/transformer/blocks/attention/qkv``.
+      ours: Its path, joined by ``/``: ``image/transformer/blocks/attention/qkv``. Several paths of
+        equal shapes: the first axis of the pattern's left side runs over them.
       theirs: Their name. ``{}`` in it is the number of a block: our first axis runs over the
         blocks. Several names: the first axis of the pattern's right side runs over them.
       layout: An einops pattern from our axes (without that of the blocks) to theirs. Empty: equal.
       sizes: Sizes of axes that stand in parentheses on the left side.
       parts: With several names: their first axes lie behind each other along the first axis of the
         pattern's right side, in these proportions. Empty: the first axis runs over the names.
+      first_block: Earlier blocks have no such tensor; our parameter holds ones there.
     """
 
-    ours: str
+    ours: str | tuple[str, ...]
     theirs: str | tuple[str, ...]
     layout: str = ""
     sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
     parts: tuple[int, ...] = ()
+    first_block: int = 0
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Our paths."""
+        return (self.ours,) if isinstance(self.ours, str) else self.ours
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -134,14 +142,17 @@ def read(
     missing: list[str] = []
     wrong: list[str] = []
     for rule in rules:
-        if rule.ours not in shapes:
-            raise KeyError(f"the table has {rule.ours}, which the model has not.")
-        shape = tuple(shapes[rule.ours].shape)
+        unknown = [path for path in rule.paths if path not in shapes]
+        if unknown:
+            raise KeyError(f"the table has {', '.join(unknown)}, which the model has not.")
+        shape = tuple(shapes[rule.paths[0]].shape)
         blocks = shape[0] if rule.stacked else 1
         inner = shape[1:] if rule.stacked else shape
+        if len(rule.paths) > 1:
+            inner = (len(rule.paths), *inner)
         wanted = expected(rule, inner)
-        values = []
-        for block in range(blocks):
+        values = [np.ones(inner, np.float32)] * rule.first_block
+        for block in range(rule.first_block, blocks):
             names = rule.named(block)
             used.update(names)
             here = [n for n in names if n in found]
@@ -159,7 +170,10 @@ def read(
                 ]
                 values.append(rule.to_ours(parts, inner))
         if len(values) == blocks:
-            parameters[rule.ours] = np.stack(values) if rule.stacked else values[0]
+            whole = np.stack(values) if rule.stacked else values[0]
+            axis = 1 if rule.stacked else 0
+            parts = [whole] if len(rule.paths) == 1 else np.moveaxis(whole, axis, 0)
+            parameters |= zip(rule.paths, parts, strict=True)
     spare = [name for name in found if name not in used]
     skipped = tuple(sorted(n for n in spare if any(re.fullmatch(p, n) for p in ignored)))
     extra = sorted(set(spare) - set(skipped))
@@ -174,9 +188,13 @@ def write(rules: Iterable[Rule], parameters: Mapping[str, Any]) -> Tensors:
     """Their tensors from our parameters: :func:`read` backwards."""
     out: Tensors = {}
     for rule in rules:
-        value = np.asarray(parameters[rule.ours])
+        values = [np.asarray(parameters[path]) for path in rule.paths]
+        axis = 1 if rule.stacked else 0
+        value = values[0] if len(values) == 1 else np.stack(values, axis)
         blocks = list(value) if rule.stacked else [value]
         for block, ours in enumerate(blocks):
+            if block < rule.first_block:
+                continue
             for name, theirs in zip(rule.named(block), rule.to_theirs(ours), strict=True):
                 out[name] = np.ascontiguousarray(theirs).reshape(theirs.shape)
     return out

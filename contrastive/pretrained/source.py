@@ -44,6 +44,14 @@ class Source:
         """
         return _read_json(self.folder / name)
 
+    def json_list(self, name: str) -> list[Any] | None:
+        """A JSON array of the folder; None where there is no such file.
+
+        Raises:
+          WeightsError: It is damaged.
+        """
+        return _read_json(self.folder / name, list)
+
     @property
     def config(self) -> dict[str, Any]:
         """The configuration that decides which architecture this is; empty where there is none."""
@@ -78,7 +86,7 @@ def open_source(path: pathlib.Path, model_config: pathlib.Path | None = None) ->
     return Source(path, (known or others)[0], model_config)
 
 
-def _read_json(file: pathlib.Path) -> dict[str, Any] | None:
+def _read_json(file: pathlib.Path, kind: type = dict) -> Any:
     if not file.is_file():
         return None
     if file.stat().st_size > _LARGEST_JSON:
@@ -87,8 +95,9 @@ def _read_json(file: pathlib.Path) -> dict[str, Any] | None:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise WeightsError(f"{file} is damaged: {error}.") from error
-    if not isinstance(found, dict):
-        raise WeightsError(f"{file} is damaged: a JSON object is expected.")
+    if not isinstance(found, kind):
+        what = "object" if kind is dict else "array"
+        raise WeightsError(f"{file} is damaged: a JSON {what} is expected.")
     return found
 
 

@@ -1,6 +1,7 @@
 """Encoders that turn one view of a pair into a row of the shared embedding space."""
 
 from contrastive.towers.convnet import ConvTower, ConvTowerConfig
+from contrastive.towers.encoder import DenseConfig, Encoder, EncoderConfig, LayerNormConfig
 from contrastive.towers.sharding import LOGICAL_AXES, axis_rules
 from contrastive.towers.text import TextTransformer, TextTransformerConfig
 from contrastive.towers.two_tower import TwoTower, TwoTowerConfig, parameter_count
@@ -10,6 +11,10 @@ __all__ = [
     "LOGICAL_AXES",
     "ConvTower",
     "ConvTowerConfig",
+    "DenseConfig",
+    "Encoder",
+    "EncoderConfig",
+    "LayerNormConfig",
     "TextTransformer",
     "TextTransformerConfig",
     "TwoTower",

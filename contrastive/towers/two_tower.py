@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int, UInt8
 from contrastive.errors import ConfigError, UserError
 from contrastive.towers import layers, sharding
 from contrastive.towers.convnet import ConvTower, ConvTowerConfig
+from contrastive.towers.encoder import Encoder, EncoderConfig
 from contrastive.towers.text import TextTransformer, TextTransformerConfig
 from contrastive.towers.vit import VisionTransformer, VisionTransformerConfig
 
@@ -23,7 +24,7 @@ class TwoTowerConfig:
     image: ConvTowerConfig | VisionTransformerConfig | None = dataclasses.field(
         default_factory=ConvTowerConfig
     )  # the image tower; None: there is none (imported encoders of texts)
-    text: TextTransformerConfig | None = dataclasses.field(
+    text: TextTransformerConfig | EncoderConfig | None = dataclasses.field(
         default_factory=TextTransformerConfig
     )  # the text tower; None: there is none (imported encoders of pictures)
     embedding_dim: int = 128  # size of the embeddings
@@ -78,9 +79,7 @@ class TwoTower(nnx.Module):
         self.image = _image_tower(config, image_size, rngs)
         sizes = {"length": text_length, "vocabulary_size": vocabulary_size}
         sizes |= {"pad_id": pad_id, "end_id": end_id, "output": config.embedding_dim}
-        self.text = (
-            None if config.text is None else TextTransformer(config.text, **sizes, rngs=rngs)
-        )
+        self.text = _text_tower(config.text, sizes, rngs)
         self.log_scale = nnx.Param(jnp.float32(math.log(scale_init)))
         self.bias = None if bias_init is None else nnx.Param(jnp.float32(bias_init))
 
@@ -126,7 +125,9 @@ class TwoTower(nnx.Module):
         keys = _row_keys(tokens, deterministic, rngs, rows)
         dtype = jnp.dtype(self.config.dtype)
 
-        def encode(tower: TextTransformer, tokens: jax.Array, keys: jax.Array | None) -> jax.Array:
+        def encode(
+            tower: TextTransformer | Encoder, tokens: jax.Array, keys: jax.Array | None
+        ) -> jax.Array:
             return tower(tokens, dtype=dtype, keys=keys)
 
         return sharding.on_rows(self.text, encode, tokens, keys).astype(jnp.float32)
@@ -149,6 +150,16 @@ def _image_tower(
     if isinstance(config.image, ConvTowerConfig):
         return ConvTower(config.image, **sizes, rngs=rngs)
     return VisionTransformer(config.image, **sizes, rngs=rngs)
+
+
+def _text_tower(
+    config: TextTransformerConfig | EncoderConfig | None, sizes: dict[str, Any], rngs: nnx.Rngs
+) -> TextTransformer | Encoder | None:
+    if config is None:
+        return None
+    if isinstance(config, EncoderConfig):
+        return Encoder(config, **sizes, rngs=rngs)
+    return TextTransformer(config, **sizes, rngs=rngs)
 
 
 def _row_keys(

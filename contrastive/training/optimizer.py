@@ -337,7 +337,9 @@ def _layer_factor(
         layer = np.arange(depth) + 1
     elif "stages" in names:
         layer = int(names[names.index("stages") + 1]) + 1
-    elif {"patches", "tokens", "positions", "class_token", "norm_before"} & set(names):
+    elif {"patches", "tokens", "positions", "token_types", "class_token", "norm_before"} & set(
+        names
+    ):
         layer = 0
     else:
         layer = depth + 1
