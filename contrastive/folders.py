@@ -6,7 +6,9 @@ import pathlib
 
 from flax import nnx
 
+from contrastive.data.tokenizer import Tokenizer
 from contrastive.errors import UserError
+from contrastive.pretrained.families import Description
 from contrastive.pretrained.importing import Imported
 from contrastive.recipe import Recipe, write_recipe
 from contrastive.training.checkpoint import CheckpointConfig, Checkpointer
@@ -36,6 +38,16 @@ def as_recipe(imported: Imported, name: str) -> Recipe:
         data=settings.data,
         model=settings.model,
         loss=settings.loss,
+    )
+
+
+def description(recipe: Recipe, tokenizer: Tokenizer | None) -> Description:
+    """:func:`as_recipe` backwards: what an export needs to know of a model."""
+    return Description(
+        data=recipe.data,
+        model=recipe.model,
+        loss=recipe.loss,
+        vocabulary=None if tokenizer is None else tokenizer.backend,
     )
 
 

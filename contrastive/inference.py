@@ -5,7 +5,7 @@ import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import numpy as np
@@ -65,6 +65,16 @@ class Markers(Protocol):
 
     @property
     def end_id(self) -> int | None: ...
+
+
+class _NoTexts(NamedTuple):
+    vocabulary_size: int = 1
+    pad_id: int = 0
+    end_id: int | None = None
+
+
+NO_TEXTS: Markers = _NoTexts()
+"""The markers for a model without a text tower."""
 
 
 def build_towers(recipe: ModelSettings, tokenizer: Markers, *, rngs: nnx.Rngs) -> TwoTower:

@@ -1,5 +1,6 @@
 """From the folder of a run, or of foreign weights, to a model in use."""
 
+import dataclasses
 import logging
 import os
 import pathlib
@@ -7,12 +8,13 @@ import pathlib
 import jax
 from flax import nnx
 
-from contrastive.data.tokenizer import load_tokenizer
+from contrastive.data.tokenizer import Tokenizer, load_tokenizer
 from contrastive.folders import as_recipe, is_run
-from contrastive.inference import Model, build_towers
+from contrastive.inference import NO_TEXTS, Model, build_towers
 from contrastive.mesh import Devices, MeshConfig, make_mesh, replicated
 from contrastive.pretrained.importing import import_weights
-from contrastive.recipe import read_recipe
+from contrastive.recipe import Recipe, read_recipe
+from contrastive.towers import TwoTower
 from contrastive.training.checkpoint import read_parameters
 
 _log = logging.getLogger(__name__)
@@ -34,25 +36,33 @@ def load(
         weights are damaged.
       CheckpointError: No checkpoint can be read.
     """
-    workdir = pathlib.Path(path)
-    if not is_run(workdir):
-        found = import_weights(workdir)
-        return Model(
-            as_recipe(found, workdir.resolve().name),
-            found.towers,
-            found.tokenizer,
-            devices,
-            batch_size=batch_size,
-        )
-    recipe = read_recipe(workdir)
-    tokenizer = load_tokenizer(recipe.data, None, workdir)
+    opened = open_model(pathlib.Path(path), devices=devices)
+    return Model(opened.recipe, opened.towers, opened.tokenizer, devices, batch_size=batch_size)
+
+
+@dataclasses.dataclass(frozen=True)
+class Opened:
+    """A model with what it was made from; the tokenizer is None where it came without one."""
+
+    recipe: Recipe
+    towers: TwoTower
+    tokenizer: Tokenizer | None
+
+
+def open_model(path: pathlib.Path, *, devices: Devices | None = None) -> Opened:
+    """Like :func:`load`, the parts."""
+    if not is_run(path):
+        found = import_weights(path)
+        return Opened(as_recipe(found, path.resolve().name), found.towers, found.tokenizer)
+    recipe = read_recipe(path)
+    tokenizer = None if recipe.model.text is None else load_tokenizer(recipe.data, None, path)
     mesh = make_mesh(MeshConfig(), jax.devices()[:1] if devices is None else devices)
-    abstract = nnx.eval_shape(lambda: build_towers(recipe, tokenizer, rngs=nnx.Rngs(0)))
+    markers = tokenizer or NO_TEXTS
+    abstract = nnx.eval_shape(lambda: build_towers(recipe, markers, rngs=nnx.Rngs(0)))
     graphdef, parameters = nnx.split(abstract)
     target = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=replicated(mesh)), parameters
     )
     average = recipe.average_decay is not None  # evaluation during training uses it too
-    restored = read_parameters(workdir, target, average=average, notify=_log.warning)
-    towers = nnx.merge(graphdef, restored)
-    return Model(recipe, towers, tokenizer, batch_size=batch_size)
+    restored = read_parameters(path, target, average=average, notify=_log.warning)
+    return Opened(recipe, nnx.merge(graphdef, restored), tokenizer)

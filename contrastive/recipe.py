@@ -168,7 +168,7 @@ def write_recipe(workdir: pathlib.Path, recipe: Recipe) -> None:
 
 def check_resumable(old: Recipe, new: Recipe, workdir: pathlib.Path | str) -> None:
     """Raises :class:`ConfigError` if the runs differ in something that changes the result."""
-    before, after = _flatten(config_lib.to_dict(old)), _flatten(config_lib.to_dict(new))
+    before, after = flatten(config_lib.to_dict(old)), flatten(config_lib.to_dict(new))
     changed = [
         key
         for key in sorted({*before, *after})
@@ -184,11 +184,12 @@ def check_resumable(old: Recipe, new: Recipe, workdir: pathlib.Path | str) -> No
         )
 
 
-def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as one level, with keys joined by dots."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict):
-            flat |= _flatten(value, f"{prefix}{key}.")
+            flat |= flatten(value, f"{prefix}{key}.")
         else:
             flat[f"{prefix}{key}"] = value
     return flat

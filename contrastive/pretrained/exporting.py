@@ -27,7 +27,7 @@ FORMATS: dict[str, tuple[Family, ...]] = {
         encoders.ROBERTA,
         encoders.MODERNBERT,
     ),
-    "open_clip": (open_clip.FAMILY,),
+    "open_clip": (open_clip.FAMILY, open_clip.CUSTOM),
 }
 """The families of each format; the first that can hold the model takes it."""
 

@@ -14,7 +14,7 @@ from contrastive.data.tokenizer import Tokenizer
 from contrastive.errors import WeightsError
 from contrastive.inference import build_towers
 from contrastive.objectives import start_values
-from contrastive.pretrained import clip, encoders, mapping, open_clip, siglip
+from contrastive.pretrained import clip, encoders, mapping, open_clip, open_clip_siglip, siglip
 from contrastive.pretrained.families import Description, Family
 from contrastive.pretrained.source import Source, open_source
 from contrastive.towers import TwoTower, VisionTransformerConfig
@@ -24,10 +24,13 @@ FAMILIES: tuple[Family, ...] = (
     clip.FAMILY,
     siglip.FAMILY,
     open_clip.FAMILY,
+    open_clip.CUSTOM,
+    open_clip_siglip.FAMILY,
     encoders.BERT,
     encoders.ROBERTA,
     encoders.MODERNBERT,
 )
+"""Every family, in the order in which they are asked."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -65,6 +65,16 @@ def attention(ours: str, theirs: Mapping[str, str], *, bias: bool = True) -> lis
     return rules if bias else [rule for rule in rules if not str(rule.ours).endswith("_bias")]
 
 
+def split_attention(ours: str, query: str, key_value: str, out: str) -> list[Rule]:
+    """Attention with a Linear for queries and one for keys and values."""
+    return [
+        Rule(f"{ours}/qkv", (f"{query}.weight", f"{key_value}.weight"), FUSED, parts=(1, 2)),
+        Rule(f"{ours}/qkv_bias", (f"{query}.bias", f"{key_value}.bias"), FUSED_BIAS, parts=(1, 2)),
+        Rule(f"{ours}/out", f"{out}.weight", OUT),
+        Rule(f"{ours}/out_bias", f"{out}.bias"),
+    ]
+
+
 def blocks(ours: str, theirs: str, names: Mapping[str, str]) -> list[Rule]:
     """Pre-norm blocks.
 

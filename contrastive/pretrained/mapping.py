@@ -6,6 +6,7 @@ so there and back again is the same to the last bit.
 """
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -31,6 +32,8 @@ class Rule:
         blocks. Several names: the first axis of the pattern's right side runs over them.
       layout: An einops pattern from our axes (without that of the blocks) to theirs. Empty: equal.
       sizes: Sizes of axes that stand in parentheses on the left side.
+      parts: With several names: their first axes lie behind each other along the first axis of the
+        pattern's right side, in these proportions. Empty: the first axis runs over the names.
       first_block: Earlier blocks have no such tensor; our parameter holds ones there.
     """
 
@@ -38,6 +41,7 @@ class Rule:
     theirs: str | tuple[str, ...]
     layout: str = ""
     sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    parts: tuple[int, ...] = ()
     first_block: int = 0
 
     @property
@@ -63,11 +67,18 @@ class Rule:
         """Their tensors for one block, from our parameter."""
         if self.layout:
             value = einops.rearrange(value, self.layout, **self._sizes(value.shape, left=True))
+        if self.parts:
+            unit = value.shape[0] // sum(self.parts)
+            ends = [unit * n for n in itertools.accumulate(self.parts)]
+            return [value[a:b] for a, b in itertools.pairwise([0, *ends])]
         return [value] if len(self.names) == 1 else [value[i] for i in range(len(self.names))]
 
     def to_ours(self, values: Sequence[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
         """Our parameter for one block, of this shape, from their tensors."""
-        value = values[0] if len(self.names) == 1 else np.stack(values)
+        if len(self.names) == 1:
+            value = values[0]
+        else:
+            value = np.concatenate(values) if self.parts else np.stack(values)
         if not self.layout:
             return value.reshape(shape)
         left, right = self.layout.split("->")

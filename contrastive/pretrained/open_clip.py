@@ -4,6 +4,8 @@ The layer norms of the towers, ``ln_pre`` to ``ln_final``, and projections that 
 ``[width, dim]``, not Linears: they lie as ours do.
 """
 
+import dataclasses
+import math
 from typing import Any
 
 from contrastive.data.config import DataConfig, TokenizerConfig
@@ -74,6 +76,16 @@ def _activation(settings: Settings, *, quick: bool) -> Activation:
     return "gelu_tanh" if tanh else "gelu"
 
 
+def _ratio(settings: Settings, width: int) -> float:
+    """Hidden units over width; its own code cuts their product down to a whole number."""
+    return int(width * settings.get("mlp_ratio", 4.0)) / width
+
+
+def _ratio_of(tower: TextTransformerConfig | VisionTransformerConfig) -> float:
+    ratio = tower.hidden / tower.width
+    return ratio if int(tower.width * ratio) == tower.hidden else math.nextafter(ratio, math.inf)
+
+
 def _epsilon(settings: Settings) -> float:
     return settings.group("norm_kwargs").get("eps", 1e-5)
 
@@ -90,7 +102,7 @@ def text_tower(text: Settings, *, quick: bool) -> TextTransformerConfig:
         width=text.get("width", 512),
         depth=text.get("layers", 12),
         heads=text.get("heads", 8),
-        mlp_ratio=text.get("mlp_ratio", 4.0),
+        mlp_ratio=_ratio(text, text.get("width", 512)),
         activation=_activation(text, quick=quick),
         epsilon=_epsilon(text),
         init="clip",
@@ -104,7 +116,7 @@ def text_tower(text: Settings, *, quick: bool) -> TextTransformerConfig:
     )
 
 
-def _vision_tower(vision: Settings, *, quick: bool) -> VisionTransformerConfig:
+def vision_tower(vision: Settings, *, quick: bool) -> VisionTransformerConfig:
     check_options(vision)
     if vision.get("pool_type", "tok") != "tok":
         raise WeightsError(f"{vision.where}: pool_type = {vision.get('pool_type')!r} is not known.")
@@ -113,7 +125,7 @@ def _vision_tower(vision: Settings, *, quick: bool) -> VisionTransformerConfig:
         width=width,
         depth=vision.get("layers", 12),
         heads=width // vision.get("head_width", 64),
-        mlp_ratio=vision.get("mlp_ratio", 4.0),
+        mlp_ratio=_ratio(vision, width),
         activation=_activation(vision, quick=quick),
         epsilon=_epsilon(vision),
         init="clip",
@@ -181,7 +193,7 @@ def _describe(source: Source) -> Description:
             **shown.data,
         ),
         model=TwoTowerConfig(
-            image=_vision_tower(vision, quick=quick),
+            image=vision_tower(vision, quick=quick),
             text=tower,
             embedding_dim=config.get("embed_dim"),
             pixel_mean=shown.mean,
@@ -244,7 +256,7 @@ def _files(settings: Description) -> dict[str, dict[str, Any]]:
             "layers": image.depth,
             "width": image.width,
             "head_width": image.width // image.heads,
-            "mlp_ratio": image.mlp_ratio,
+            "mlp_ratio": _ratio_of(image),
             "patch_size": image.patch_size,
             "no_ln_pre": not image.pre_norm,
             **_details(image.activation, image.epsilon),
@@ -255,7 +267,7 @@ def _files(settings: Description) -> dict[str, dict[str, Any]]:
             "width": text.width,
             "heads": text.heads,
             "layers": text.depth,
-            "mlp_ratio": text.mlp_ratio,
+            "mlp_ratio": _ratio_of(text),
             **_details(text.activation, text.epsilon),
         },
     }
@@ -263,6 +275,8 @@ def _files(settings: Description) -> dict[str, dict[str, Any]]:
         model["quick_gelu"] = True
     if settings.loss.name == "siglip":
         model["init_logit_bias"] = -10.0
+    if _is_custom(settings):
+        model["custom_text"] = True
     own = settings.data.tokenizer.preset == "clip"
     if not own:
         model["text_cfg"]["hf_tokenizer_name"] = "tokenizer"
@@ -274,8 +288,6 @@ def _files(settings: Description) -> dict[str, dict[str, Any]]:
         model["text_cfg"] |= (
             {"proj_bias": True} if text.projection == "bias" else {"proj_type": "none"}
         )
-    if not text.causal or text.projection != "linear" or text.padding == "read":
-        model["custom_text"] = True
     return {"open_clip_config.json": {"model_cfg": model, "preprocess_cfg": _pictures_of(settings)}}
 
 
@@ -302,6 +314,33 @@ def _pictures_of(settings: Description) -> dict[str, Any]:
     }
 
 
+def _is_custom(settings: Description) -> bool:
+    """Whether the text tower stands apart, since it is not that of CLIP."""
+    text = settings.model.text
+    assert text is not None
+    return not text.causal or text.projection != "linear" or text.padding == "read"
+
+
+def _plain_files(settings: Description) -> dict[str, dict[str, Any]]:
+    if settings.model.text is not None and _is_custom(settings):
+        raise WeightsError("its text tower is not CLIP's")
+    return _files(settings)
+
+
+def _custom_rules(settings: Description) -> list[Rule]:
+    plain = text_rules(settings)
+    kept = [rule for rule in _rules(settings) if rule not in plain]
+    return [*kept, *in_text(plain)]
+
+
+def in_text(rules: list[Rule]) -> list[Rule]:
+    """The same names under ``text.``, where the text tower stands apart."""
+    return [
+        dataclasses.replace(rule, theirs=tuple(f"text.{name}" for name in rule.names))
+        for rule in rules
+    ]
+
+
 def _is_vit(source: Source) -> bool:
     vision = model_settings(source).group("vision_cfg").values
     return (
@@ -311,14 +350,30 @@ def _is_vit(source: Source) -> bool:
     )
 
 
+def _is_vit_custom(source: Source) -> bool:
+    return _is_vit(source) and model_settings(source).values.get("custom_text") is True
+
+
 FAMILY = Family(
     name="open_clip",
-    recognises=_is_vit,
+    recognises=lambda source: _is_vit(source) and not _is_vit_custom(source),
     describe=_describe,
     rules=_rules,
     ignored=(r"(.*\.)?attn_mask", "input_resolution", "context_length", "vocab_size"),
     renamed=((r"^text\.", ""),),
-    files=_files,
+    files=_plain_files,
     weights_name="open_clip_model.safetensors",
     resampling="bicubic_antialias",
+)
+
+CUSTOM = dataclasses.replace(
+    FAMILY,
+    name="open_clip_text",
+    recognises=_is_vit_custom,
+    rules=_custom_rules,
+    renamed=(
+        (r"^(?=transformer\.|token_embedding\.|positional_embedding$|ln_final\.)", "text."),
+        (r"^(?=text_projection)", "text."),
+    ),
+    files=_files,
 )

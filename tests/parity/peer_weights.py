@@ -1,0 +1,270 @@
+"""Tiny models of other libraries with seeded weights, what they compute, and their gradients.
+
+Runs in the second environment (`make parity`) as `peer_weights.py FOLDER [CASE …]`: a folder a case
+with the weights as that library saves them, and `reference.npz`. Imports nothing of this project.
+"""
+
+import json
+import pathlib
+import sys
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+# torchvision is installed without its compiled operators; importing it needs their declarations.
+_LIBRARY = torch.library.Library("torchvision", "FRAGMENT")
+for _name in ("nms", "qnms"):
+    _LIBRARY.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+def shake(model, scale=0.1):
+    """Moves every parameter off its start: biases of zero and norms of one hide what is swapped."""
+    generator = torch.Generator().manual_seed(7)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if name == "logit_bias":
+            noise = noise * 0 - 3.0
+        parameter.data.add_(noise * scale if name != "logit_bias" else noise)
+    return model.eval()
+
+
+def rows_of_text(batch, length, vocabulary, seed=3):
+    """Token ids: begin, words, the end token (the largest id) at different places, padding 0."""
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(3, vocabulary - 2, (batch, length))
+    ids[:, 0] = vocabulary - 2
+    for row, end in zip(ids, rng.integers(1, length, batch), strict=True):
+        row[end] = vocabulary - 1
+        row[end + 1 :] = 0
+    return ids
+
+
+def pixels(batch, height, width, seed=5):
+    return np.random.default_rng(seed).normal(size=(batch, 3, height, width)).astype(np.float32)
+
+
+def record(folder, model, images, ids, embed, loss, **more):
+    """Runs a model forward and backward and saves what came out."""
+    model.zero_grad()
+    inputs = torch.from_numpy(images) if isinstance(images, np.ndarray) else images
+    tokens = torch.from_numpy(ids)
+    x, y = embed(inputs, tokens)
+    value = loss(x, y)
+    value.backward()
+    out = {"ids": ids, "image": x.detach().numpy(), "text": y.detach().numpy()}
+    out |= {"pixels": images} if isinstance(images, np.ndarray) else {}
+    out["loss"] = value.detach().numpy()
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            out[f"gradient/{name}"] = parameter.grad.numpy()
+    np.savez(folder / "reference.npz", **out, **more)
+
+
+# --- transformers -----------------------------------------------------------------------------
+
+
+def clip(folder, *, activation="quick_gelu", image_size=20, patch=5, length=9, width=48, eps=1e-5):
+    from transformers import CLIPConfig, CLIPModel
+
+    torch.manual_seed(0)
+    text = {
+        "vocab_size": 99,
+        "hidden_size": 32,
+        "intermediate_size": 72,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": length,
+        "hidden_act": activation,
+        "layer_norm_eps": eps,
+        "bos_token_id": 97,
+        "eos_token_id": 98,
+        "pad_token_id": 0,
+    }
+    vision = {
+        "hidden_size": width,
+        "intermediate_size": 100,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "image_size": image_size,
+        "patch_size": patch,
+        "hidden_act": activation,
+        "layer_norm_eps": eps,
+    }
+    config = CLIPConfig(text_config=text, vision_config=vision, projection_dim=24)
+    model = shake(CLIPModel(config))
+    model.save_pretrained(folder)
+
+    def embed(images, tokens):
+        out = model(input_ids=tokens, pixel_values=images, return_loss=True)
+        model.last_loss = out.loss
+        return out.image_embeds, out.text_embeds
+
+    ids = rows_of_text(6, length - 2, 99)
+    record(
+        folder, model, pixels(6, image_size, image_size), ids, embed, lambda x, y: model.last_loss
+    )
+
+
+def siglip(folder, *, image_size=20, patch=5, length=9, heads=4, activation="gelu_pytorch_tanh"):
+    from transformers import SiglipConfig, SiglipModel
+
+    torch.manual_seed(1)
+    common = {
+        "hidden_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": heads,
+        "hidden_act": activation,
+    }
+    text = common | {
+        "vocab_size": 99,
+        "intermediate_size": 72,
+        "max_position_embeddings": length,
+    }
+    vision = common | {"intermediate_size": 100, "image_size": image_size, "patch_size": patch}
+    model = shake(SiglipModel(SiglipConfig(text_config=text, vision_config=vision)))
+    model.save_pretrained(folder)
+
+    def embed(images, tokens):
+        out = model(input_ids=tokens, pixel_values=images, return_loss=True)
+        model.last_loss = out.loss
+        return out.image_embeds, out.text_embeds
+
+    ids = np.random.default_rng(2).integers(0, 99, (6, length))
+    record(
+        folder, model, pixels(6, image_size, image_size), ids, embed, lambda x, y: model.last_loss
+    )
+
+
+# --- open_clip --------------------------------------------------------------------------------
+
+
+def _save_open_clip(folder, model, config, image_size):
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save(model.state_dict(), folder / "open_clip_pytorch_model.bin")
+    whole = {"model_cfg": config, "preprocess_cfg": {"size": image_size}}
+    (folder / "open_clip_config.json").write_text(json.dumps(whole))
+
+
+def _record_open_clip(folder, model, images, ids, sigmoid):
+    from open_clip.loss import ClipLoss, SigLipLoss
+
+    def embed(images, tokens):
+        x, y = model.encode_image(images), model.encode_text(tokens)
+        return functional.normalize(x, dim=-1), functional.normalize(y, dim=-1)
+
+    def loss(x, y):
+        if sigmoid:
+            return SigLipLoss()(x, y, model.logit_scale.exp(), model.logit_bias)
+        return ClipLoss()(x, y, model.logit_scale.exp())
+
+    record(folder, model, images, ids, embed, loss)
+
+
+def open_clip_vit(folder, *, quick=True, image_size=20, patch=5, length=9, custom=False):
+    from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg, CustomTextCLIP
+
+    torch.manual_seed(2)
+    vision = {
+        "image_size": image_size,
+        "layers": 3,
+        "width": 48,
+        "head_width": 12,
+        "patch_size": patch,
+        "mlp_ratio": 2.3,
+    }
+    text = {"context_length": length, "vocab_size": 99, "width": 32, "heads": 4, "layers": 2}
+    config = {"embed_dim": 24, "quick_gelu": quick, "vision_cfg": vision, "text_cfg": text}
+    if custom:
+        text |= {"no_causal_mask": True, "proj_bias": True, "pool_type": "last"}
+        text |= {"norm_kwargs": {"eps": 1e-6}, "act_kwargs": {"approximate": "tanh"}}
+        config |= {"custom_text": True, "init_logit_bias": -10}
+    kind = CustomTextCLIP if custom else CLIP
+    model = kind(
+        embed_dim=24,
+        quick_gelu=quick,
+        vision_cfg=CLIPVisionCfg(**vision),
+        text_cfg=CLIPTextCfg(**text),
+        **({"init_logit_bias": -10} if custom else {}),
+    )
+    shake(model)
+    _save_open_clip(folder, model, config, image_size)
+    ids = rows_of_text(6, length, 99)
+    _record_open_clip(folder, model, pixels(6, image_size, image_size), ids, custom)
+
+
+def open_clip_siglip(folder, *, image_size=20, length=9):
+    """open_clip's SigLIP: the image tower is timm's."""
+    from open_clip.model import CLIPTextCfg, CLIPVisionCfg, CustomTextCLIP
+    from timm.models import register_model
+    from timm.models.vision_transformer import VisionTransformer
+
+    def vit_tiny_patch5_siglip_20(pretrained=False, **kwargs):
+        kwargs = {k: v for k, v in kwargs.items() if k in ("num_classes", "global_pool")}
+        return VisionTransformer(
+            img_size=image_size,
+            patch_size=5,
+            embed_dim=48,
+            depth=2,
+            num_heads=3,
+            mlp_ratio=2.5,
+            class_token=False,
+            **({"global_pool": "map"} | kwargs),
+        )
+
+    vit_tiny_patch5_siglip_20.__module__ = "timm.models.vision_transformer"
+    register_model(vit_tiny_patch5_siglip_20)
+    torch.manual_seed(3)
+    vision = {
+        "image_size": image_size,
+        "timm_model_name": "vit_tiny_patch5_siglip_20",
+        "timm_model_pretrained": False,
+        "timm_pool": "map",
+        "timm_proj": "none",
+    }
+    text = {"context_length": length, "vocab_size": 99, "width": 48, "heads": 4, "layers": 2}
+    text |= {"no_causal_mask": True, "proj_bias": True, "pool_type": "last"}
+    text |= {"norm_kwargs": {"eps": 1e-6}}
+    config = {
+        "embed_dim": 48,
+        "init_logit_bias": -10,
+        "custom_text": True,
+        "vision_cfg": vision,
+        "text_cfg": text,
+    }
+    model = CustomTextCLIP(
+        embed_dim=48,
+        vision_cfg=CLIPVisionCfg(**vision),
+        text_cfg=CLIPTextCfg(**text),
+        init_logit_bias=-10,
+    )
+    shake(model)
+    _save_open_clip(folder, model, config, image_size)
+    ids = np.random.default_rng(2).integers(0, 99, (6, length))
+    _record_open_clip(folder, model, pixels(6, image_size, image_size), ids, True)
+
+
+CASES = {
+    "clip": lambda f: clip(f),
+    "clip-gelu": lambda f: clip(f, activation="gelu", image_size=33, patch=11, length=13, eps=1e-3),
+    "clip-tanh": lambda f: clip(
+        f, activation="gelu_pytorch_tanh", image_size=21, patch=7, width=64
+    ),
+    "siglip": lambda f: siglip(f),
+    "siglip-odd": lambda f: siglip(f, image_size=35, patch=7, length=5, heads=6, activation="gelu"),
+    "open_clip": lambda f: open_clip_vit(f),
+    "open_clip-gelu": lambda f: open_clip_vit(f, quick=False, image_size=33, patch=11, length=7),
+    "open_clip-text": lambda f: open_clip_vit(f, quick=False, custom=True),
+    "open_clip-siglip": lambda f: open_clip_siglip(f),
+}
+
+
+def main(root, *names):
+    for name in names or CASES:
+        folder = pathlib.Path(root) / name
+        folder.mkdir(parents=True, exist_ok=True)
+        CASES[name](folder)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
