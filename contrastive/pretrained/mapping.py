@@ -18,6 +18,7 @@ import numpy as np
 from contrastive.errors import WeightsError
 from contrastive.pretrained.tensors import Tensors
 
+_WRAPPERS = ("module.", "_orig_mod.")  # of data-parallel and of compiled models
 _SHOWN = 30  # names of a kind in a message
 
 
@@ -136,6 +137,7 @@ def read(
       WeightsError: A tensor is missing, has another shape or is not of floats, or nothing takes it;
         all of them are listed.
     """
+    tensors = _unwrapped(tensors)
     found = {_renamed(name, renamed): array for name, array in tensors.items()}
     parameters: dict[str, np.ndarray] = {}
     used: set[str] = set()
@@ -218,6 +220,14 @@ def _is_float(array: np.ndarray) -> bool:
 
 def _form(array: np.ndarray) -> str:
     return f"{array.dtype.name}{list(array.shape)}"
+
+
+def _unwrapped(tensors: Tensors) -> Tensors:
+    """Without the prefixes that PyTorch's wrappers put before every name."""
+    for prefix in _WRAPPERS:
+        if tensors and all(name.startswith(prefix) for name in tensors):
+            return _unwrapped({n.removeprefix(prefix): array for n, array in tensors.items()})
+    return tensors
 
 
 def _renamed(name: str, renamed: Sequence[tuple[str, str]]) -> str:

@@ -1,7 +1,9 @@
 """Tiny models of other libraries with seeded weights, what they compute, and their gradients.
 
 Runs in the second environment (`make parity`) as `peer_weights.py FOLDER [CASE …]`: a folder a case
-with the weights as that library saves them, and `reference.npz`. Imports nothing of this project.
+with the weights as that library saves them, and `reference.npz`. With `--small` the models are a
+few KB and gradients are left out: `tests/parity/fixtures` was written so. Imports nothing of this
+project.
 """
 
 import json
@@ -13,6 +15,11 @@ import torch
 from torch.nn import functional
 
 # torchvision is installed without its compiled operators; importing it needs their declarations.
+SMALL = "--small" in sys.argv
+# width and hidden units of pictures' and of texts' tower, depth, heads, vocabulary, images
+WIDTH, HIDDEN, TEXT_WIDTH, TEXT_HIDDEN = (16, 20, 12, 20) if SMALL else (48, 100, 32, 72)
+DEPTH, HEADS, VOCABULARY, DIM, BATCH = (2, 2, 31, 8, 2) if SMALL else (3, 4, 99, 24, 6)
+
 _LIBRARY = torch.library.Library("torchvision", "FRAGMENT")
 for _name in ("nms", "qnms"):
     _LIBRARY.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
@@ -56,7 +63,7 @@ def record(folder, model, images, ids, embed, loss, **more):
     out |= {"pixels": images} if isinstance(images, np.ndarray) else {}
     out["loss"] = value.detach().numpy()
     for name, parameter in model.named_parameters():
-        if parameter.grad is not None:
+        if parameter.grad is not None and not SMALL:
             out[f"gradient/{name}"] = parameter.grad.numpy()
     np.savez(folder / "reference.npz", **out, **more)
 
@@ -64,34 +71,36 @@ def record(folder, model, images, ids, embed, loss, **more):
 # --- transformers -----------------------------------------------------------------------------
 
 
-def clip(folder, *, activation="quick_gelu", image_size=20, patch=5, length=9, width=48, eps=1e-5):
+def clip(
+    folder, *, activation="quick_gelu", image_size=20, patch=5, length=9, width=WIDTH, eps=1e-5
+):
     from transformers import CLIPConfig, CLIPModel
 
     torch.manual_seed(0)
     text = {
-        "vocab_size": 99,
-        "hidden_size": 32,
-        "intermediate_size": 72,
+        "vocab_size": VOCABULARY,
+        "hidden_size": TEXT_WIDTH,
+        "intermediate_size": TEXT_HIDDEN,
         "num_hidden_layers": 2,
-        "num_attention_heads": 4,
+        "num_attention_heads": HEADS,
         "max_position_embeddings": length,
         "hidden_act": activation,
         "layer_norm_eps": eps,
-        "bos_token_id": 97,
-        "eos_token_id": 98,
+        "bos_token_id": VOCABULARY - 2,
+        "eos_token_id": VOCABULARY - 1,
         "pad_token_id": 0,
     }
     vision = {
         "hidden_size": width,
-        "intermediate_size": 100,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
+        "intermediate_size": HIDDEN,
+        "num_hidden_layers": DEPTH,
+        "num_attention_heads": HEADS,
         "image_size": image_size,
         "patch_size": patch,
         "hidden_act": activation,
         "layer_norm_eps": eps,
     }
-    config = CLIPConfig(text_config=text, vision_config=vision, projection_dim=24)
+    config = CLIPConfig(text_config=text, vision_config=vision, projection_dim=DIM)
     model = shake(CLIPModel(config))
     model.save_pretrained(folder)
 
@@ -100,28 +109,35 @@ def clip(folder, *, activation="quick_gelu", image_size=20, patch=5, length=9, w
         model.last_loss = out.loss
         return out.image_embeds, out.text_embeds
 
-    ids = rows_of_text(6, length - 2, 99)
+    ids = rows_of_text(BATCH, length - 2, VOCABULARY)
     record(
-        folder, model, pixels(6, image_size, image_size), ids, embed, lambda x, y: model.last_loss
+        folder,
+        model,
+        pixels(BATCH, image_size, image_size),
+        ids,
+        embed,
+        lambda x, y: model.last_loss,
     )
 
 
-def siglip(folder, *, image_size=20, patch=5, length=9, heads=4, activation="gelu_pytorch_tanh"):
+def siglip(
+    folder, *, image_size=20, patch=5, length=9, heads=HEADS, activation="gelu_pytorch_tanh"
+):
     from transformers import SiglipConfig, SiglipModel
 
     torch.manual_seed(1)
     common = {
-        "hidden_size": 48,
+        "hidden_size": WIDTH,
         "num_hidden_layers": 2,
         "num_attention_heads": heads,
         "hidden_act": activation,
     }
     text = common | {
-        "vocab_size": 99,
-        "intermediate_size": 72,
+        "vocab_size": VOCABULARY,
+        "intermediate_size": TEXT_HIDDEN,
         "max_position_embeddings": length,
     }
-    vision = common | {"intermediate_size": 100, "image_size": image_size, "patch_size": patch}
+    vision = common | {"intermediate_size": HIDDEN, "image_size": image_size, "patch_size": patch}
     model = shake(SiglipModel(SiglipConfig(text_config=text, vision_config=vision)))
     model.save_pretrained(folder)
 
@@ -130,9 +146,14 @@ def siglip(folder, *, image_size=20, patch=5, length=9, heads=4, activation="gel
         model.last_loss = out.loss
         return out.image_embeds, out.text_embeds
 
-    ids = np.random.default_rng(2).integers(0, 99, (6, length))
+    ids = np.random.default_rng(2).integers(0, VOCABULARY, (BATCH, length))
     record(
-        folder, model, pixels(6, image_size, image_size), ids, embed, lambda x, y: model.last_loss
+        folder,
+        model,
+        pixels(BATCH, image_size, image_size),
+        ids,
+        embed,
+        lambda x, y: model.last_loss,
     )
 
 
@@ -167,21 +188,22 @@ def open_clip_vit(folder, *, quick=True, image_size=20, patch=5, length=9, custo
     torch.manual_seed(2)
     vision = {
         "image_size": image_size,
-        "layers": 3,
-        "width": 48,
-        "head_width": 12,
+        "layers": DEPTH,
+        "width": WIDTH,
+        "head_width": WIDTH // HEADS,
         "patch_size": patch,
         "mlp_ratio": 2.3,
     }
-    text = {"context_length": length, "vocab_size": 99, "width": 32, "heads": 4, "layers": 2}
-    config = {"embed_dim": 24, "quick_gelu": quick, "vision_cfg": vision, "text_cfg": text}
+    text = {"context_length": length, "vocab_size": VOCABULARY}
+    text |= {"width": TEXT_WIDTH, "heads": HEADS, "layers": 2}
+    config = {"embed_dim": DIM, "quick_gelu": quick, "vision_cfg": vision, "text_cfg": text}
     if custom:
         text |= {"no_causal_mask": True, "proj_bias": True, "pool_type": "last"}
         text |= {"norm_kwargs": {"eps": 1e-6}, "act_kwargs": {"approximate": "tanh"}}
         config |= {"custom_text": True, "init_logit_bias": -10}
     kind = CustomTextCLIP if custom else CLIP
     model = kind(
-        embed_dim=24,
+        embed_dim=DIM,
         quick_gelu=quick,
         vision_cfg=CLIPVisionCfg(**vision),
         text_cfg=CLIPTextCfg(**text),
@@ -189,8 +211,8 @@ def open_clip_vit(folder, *, quick=True, image_size=20, patch=5, length=9, custo
     )
     shake(model)
     _save_open_clip(folder, model, config, image_size)
-    ids = rows_of_text(6, length, 99)
-    _record_open_clip(folder, model, pixels(6, image_size, image_size), ids, custom)
+    ids = rows_of_text(BATCH, length, VOCABULARY)
+    _record_open_clip(folder, model, pixels(BATCH, image_size, image_size), ids, custom)
 
 
 def open_clip_siglip(folder, *, image_size=20, length=9):
@@ -204,7 +226,7 @@ def open_clip_siglip(folder, *, image_size=20, length=9):
         return VisionTransformer(
             img_size=image_size,
             patch_size=5,
-            embed_dim=48,
+            embed_dim=48,  # a multiple of the three heads that a tiny one has
             depth=2,
             num_heads=3,
             mlp_ratio=2.5,
@@ -222,7 +244,13 @@ def open_clip_siglip(folder, *, image_size=20, length=9):
         "timm_pool": "map",
         "timm_proj": "none",
     }
-    text = {"context_length": length, "vocab_size": 99, "width": 48, "heads": 4, "layers": 2}
+    text = {
+        "context_length": length,
+        "vocab_size": VOCABULARY,
+        "width": 48,
+        "heads": 4,
+        "layers": 2,
+    }
     text |= {"no_causal_mask": True, "proj_bias": True, "pool_type": "last"}
     text |= {"norm_kwargs": {"eps": 1e-6}}
     config = {
@@ -240,8 +268,8 @@ def open_clip_siglip(folder, *, image_size=20, length=9):
     )
     shake(model)
     _save_open_clip(folder, model, config, image_size)
-    ids = np.random.default_rng(2).integers(0, 99, (6, length))
-    _record_open_clip(folder, model, pixels(6, image_size, image_size), ids, True)
+    ids = np.random.default_rng(2).integers(0, VOCABULARY, (BATCH, length))
+    _record_open_clip(folder, model, pixels(BATCH, image_size, image_size), ids, True)
 
 
 CASES = {
@@ -260,7 +288,7 @@ CASES = {
 
 
 def main(root, *names):
-    for name in names or CASES:
+    for name in [name for name in names if name != "--small"] or CASES:
         folder = pathlib.Path(root) / name
         folder.mkdir(parents=True, exist_ok=True)
         CASES[name](folder)
