@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from contrastive.data.tokenizer import load_tokenizer
-from contrastive.errors import UserError
+from contrastive.data.tokenizer import Tokenizer, load_tokenizer
+from contrastive.errors import ConfigError, UserError
 from contrastive.inference import build_towers
 from contrastive.recipe import read_recipe
 from contrastive.training.checkpoint import read_parameters
@@ -25,7 +25,11 @@ def take_tokenizer(source: pathlib.Path, workdir: pathlib.Path) -> None:
 
 
 def warm_start(
-    state: TrainState, source: pathlib.Path, workdir: pathlib.Path, say: Callable[[str], None]
+    state: TrainState,
+    source: pathlib.Path,
+    workdir: pathlib.Path,
+    own: Tokenizer,
+    say: Callable[[str], None],
 ) -> TrainState:
     """The state with every parameter that the earlier run has too, by name and shape.
 
@@ -36,10 +40,12 @@ def warm_start(
       state: The new run's state at step 0; says where parameters lie.
       source: The earlier run's folder.
       workdir: The new run's folder.
+      own: The new run's tokenizer.
       say: Receives the account: what was taken, and what was not and why.
 
     Raises:
       UserError: ``source`` is not the folder of a run, or nothing in it fits.
+      ConfigError: Both have one vocabulary, but other markers around a text.
       CheckpointError: None of its checkpoints can be read.
     """
     recipe = read_recipe(source)
@@ -48,6 +54,8 @@ def warm_start(
     theirs = {path: leaf.shape for path, leaf in nnx.to_flat_state(nnx.state(towers, nnx.Param))}
     ours = dict(nnx.to_flat_state(state.parameters))
     same_tokens = _same_file(source / "tokenizer.json", workdir / "tokenizer.json")
+    if same_tokens:
+        _check_markers(source, tokenizer, own)
     reasons: dict[tuple, str] = {}
     for path, leaf in ours.items():
         if path not in theirs:
@@ -70,6 +78,17 @@ def warm_start(
     say(_account(source, len(ours), reasons, [p for p in theirs if p not in ours]))
     average = None if state.average is None else jax.tree.map(jnp.copy, parameters)
     return dataclasses.replace(state, parameters=parameters, average=average)
+
+
+def _check_markers(source: pathlib.Path, theirs: Tokenizer, ours: Tokenizer) -> None:
+    for name in ("begin", "end", "pad"):
+        there, here = (getattr(t, f"{name}_id") for t in (theirs, ours))
+        if there != here:
+            token = None if there is None else theirs.backend.id_to_token(there)
+            raise ConfigError(
+                f"config.init_from = {source} was trained with the {name} token {token!r}, which "
+                f"is not this run's: set config.data.tokenizer.{name}_token = {token!r}."
+            )
 
 
 def _abstract(x: jax.Array) -> jax.ShapeDtypeStruct:
