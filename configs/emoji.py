@@ -9,7 +9,6 @@ The argument chooses the loss: ``clip`` (softmax, both ways), ``siglip`` (sigmoi
 the image tower in LiT, Zhai et al. 2022); a projection behind it learns:
 
     python -m experiments.data.minilm
-    contrastive import data/minilm --output=runs/minilm
     contrastive train --config=configs/emoji.py:minilm --workdir=runs/emoji-minilm
 """
 
@@ -72,18 +71,17 @@ def get_config(variant: str = "clip") -> ConfigDict:
 
 
 def _lock_minilm(config: ConfigDict) -> None:
-    """MiniLM as the text tower: the parameters and the tokenizer of the imported folder."""
-    config.init_from = "runs/minilm"
+    """MiniLM as the text tower: its parameters and its tokenizer."""
     # A step takes four times as long as with the small tower (measured), nearly all of it reading
     # captions with MiniLM; so half the steps, and captions of at most 16 tokens (1 in 20 is cut).
     config.total_steps = 450
-    config.data.text_length = 16
-    config.data.tokenizer = ConfigDict()  # comes with init_from; knows every word
-    config.model.text = ConfigDict()
-    config.model.text.kind = "encoder"
-    config.model.text.width = 384
-    config.model.text.depth = 6
-    config.model.text.heads = 12
-    config.model.text.length = 512
+    config.init_from = "data/minilm"
+    data, model, optimizer = ConfigDict(), ConfigDict(), ConfigDict()
+    data.text_length = 16
+    data.tokenizer = {"hidden": 0.0}  # it comes with init_from and knows every word
+    text = {"kind": "encoder", "width": 384, "depth": 6, "heads": 12, "length": 512}
+    model.text = text | {"dropout": 0.0}
     # Locked is what was imported; the projection from its 384 entries to the embedding is new.
-    config.optimizer.multipliers = (("text/(?!projection/).*", None),)
+    optimizer.multipliers = (("text/(?!projection/).*", None),)
+    for group, changes in (("data", data), ("model", model), ("optimizer", optimizer)):
+        config[group].update(changes)

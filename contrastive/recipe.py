@@ -68,7 +68,9 @@ class Recipe:
     model: TwoTowerConfig = dataclasses.field(default_factory=TwoTowerConfig)
     loss: LossConfig = dataclasses.field(default_factory=LossConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
-    init_from: str | None = None  # folder of an earlier run whose parameters this one starts with
+    # Folder of an earlier run, or of another library's weights, whose parameters this one starts
+    # with
+    init_from: str | None = None
     average_decay: float | None = None  # moving average of the parameters, used by evaluation
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)

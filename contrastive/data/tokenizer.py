@@ -166,11 +166,16 @@ class Tokenizer:
 
     def save(self, path: pathlib.Path) -> None:
         """Writes a ``tokenizer.json``, whole or not at all."""
+        with whole_file(path) as unfinished:
+            unfinished.write_text(self.to_json(), encoding="utf-8")
+
+    def to_json(self) -> str:
+        """What a ``tokenizer.json`` of it holds."""
         if self.cuts_left:
             self._backend.enable_truncation(self.length, direction="left")
-        with whole_file(path) as unfinished:
-            self._backend.save(str(unfinished), pretty=False)
+        content = self._backend.to_str()
         self._backend.no_truncation()
+        return content
 
 
 def train_tokenizer(texts: Iterable[str], *, length: int, config: TokenizerConfig) -> Tokenizer:

@@ -13,7 +13,16 @@ from flax import nnx
 
 from contrastive.data.tokenizer import Tokenizer
 from contrastive.errors import UserError, WeightsError
-from contrastive.pretrained import clip, encoders, huggingface, mapping, open_clip, siglip
+from contrastive.pretrained import (
+    clip,
+    encoders,
+    huggingface,
+    mapping,
+    open_clip,
+    resnet,
+    siglip,
+    vit,
+)
 from contrastive.pretrained.families import Description, Family
 from contrastive.pretrained.source import Source
 from contrastive.pretrained.tensors import write_safetensors
@@ -23,11 +32,12 @@ FORMATS: dict[str, tuple[Family, ...]] = {
     "huggingface": (
         clip.FAMILY,
         siglip.FAMILY,
+        vit.FAMILY,
         encoders.BERT,
         encoders.ROBERTA,
         encoders.MODERNBERT,
     ),
-    "open_clip": (open_clip.FAMILY, open_clip.CUSTOM),
+    "open_clip": (open_clip.FAMILY, open_clip.CUSTOM, resnet.CLIP),
 }
 """The families of each format; the first that can hold the model takes it."""
 

@@ -14,18 +14,32 @@ from contrastive.data.tokenizer import Tokenizer
 from contrastive.errors import WeightsError
 from contrastive.inference import build_towers
 from contrastive.objectives import start_values
-from contrastive.pretrained import clip, encoders, mapping, open_clip, open_clip_siglip, siglip
+from contrastive.pretrained import (
+    big_vision,
+    clip,
+    encoders,
+    mapping,
+    open_clip,
+    open_clip_siglip,
+    resnet,
+    siglip,
+    vit,
+)
 from contrastive.pretrained.families import Description, Family
 from contrastive.pretrained.source import Source, open_source
 from contrastive.towers import TwoTower, VisionTransformerConfig
 from contrastive.towers.positions import Method, resize_positions
 
 FAMILIES: tuple[Family, ...] = (
+    big_vision.FAMILY,
     clip.FAMILY,
     siglip.FAMILY,
     open_clip.FAMILY,
     open_clip.CUSTOM,
     open_clip_siglip.FAMILY,
+    vit.FAMILY,
+    resnet.FAMILY,
+    resnet.CLIP,
     encoders.BERT,
     encoders.ROBERTA,
     encoders.MODERNBERT,
@@ -156,6 +170,12 @@ def recognise(source: Source) -> Family:
         f"{source.folder} is of an architecture that is not known here ({said}); known are "
         f"{', '.join(family.name for family in FAMILIES)}."
     )
+
+
+def tokenizer_of(path: pathlib.Path) -> Tokenizer | None:
+    """The tokenizer that lies beside weights, which are not read."""
+    source = open_source(path)
+    return make_tokenizer(recognise(source).describe(source))
 
 
 def make_tokenizer(settings: Description) -> Tokenizer | None:

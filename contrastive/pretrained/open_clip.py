@@ -18,7 +18,12 @@ from contrastive.pretrained import huggingface, layouts
 from contrastive.pretrained.families import Description, Family
 from contrastive.pretrained.mapping import Rule
 from contrastive.pretrained.source import Settings, Source
-from contrastive.towers import TextTransformerConfig, TwoTowerConfig, VisionTransformerConfig
+from contrastive.towers import (
+    ResNetConfig,
+    TextTransformerConfig,
+    TwoTowerConfig,
+    VisionTransformerConfig,
+)
 from contrastive.towers.layers import Activation
 
 BLOCK = {
@@ -180,6 +185,13 @@ def texts(source: Source, text: Settings) -> huggingface.Texts:
 
 def _describe(source: Source) -> Description:
     config = model_settings(source)
+    vision = config.group("vision_cfg")
+    return describe(source, vision_tower(vision, quick=config.get("quick_gelu", False)))
+
+
+def describe(source: Source, image: VisionTransformerConfig | ResNetConfig) -> Description:
+    """What a configuration says, apart from the image tower."""
+    config = model_settings(source)
     vision, text = config.group("vision_cfg"), config.group("text_cfg")
     quick = config.get("quick_gelu", False)
     tower, read = text_tower(text, quick=quick), texts(source, text)
@@ -193,7 +205,7 @@ def _describe(source: Source) -> Description:
             **shown.data,
         ),
         model=TwoTowerConfig(
-            image=vision_tower(vision, quick=quick),
+            image=image,
             text=tower,
             embedding_dim=config.get("embed_dim"),
             pixel_mean=shown.mean,
@@ -207,7 +219,7 @@ def _describe(source: Source) -> Description:
 
 def text_rules(settings: Description) -> list[Rule]:
     """Names of the text tower."""
-    assert settings.model.text is not None
+    assert isinstance(settings.model.text, TextTransformerConfig)
     projection = {
         "linear": [Rule("text/projection/kernel", "text_projection")],
         "bias": layouts.linear("text/projection", "text_projection"),
@@ -246,21 +258,30 @@ def _rules(settings: Description) -> list[Rule]:
 
 
 def _files(settings: Description) -> dict[str, dict[str, Any]]:
-    image, text, data = settings.model.image, settings.model.text, settings.data
-    if not isinstance(image, VisionTransformerConfig) or text is None:
-        raise WeightsError("open_clip's CLIP has a vision transformer and a text transformer.")
+    image = settings.model.image
+    if not isinstance(image, VisionTransformerConfig):
+        raise WeightsError("its image tower is no vision transformer")
+    vision = {
+        "image_size": settings.data.image_size,
+        "layers": image.depth,
+        "width": image.width,
+        "head_width": image.width // image.heads,
+        "mlp_ratio": _ratio_of(image),
+        "patch_size": image.patch_size,
+        "no_ln_pre": not image.pre_norm,
+        **_details(image.activation, image.epsilon),
+    }
+    return files(settings, vision)
+
+
+def files(settings: Description, vision: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The configuration of a model with this image tower."""
+    text = settings.model.text
+    if not isinstance(text, TextTransformerConfig):
+        raise WeightsError("its text tower is none of open_clip's")
     model: dict[str, Any] = {
         "embed_dim": settings.model.embedding_dim,
-        "vision_cfg": {
-            "image_size": data.image_size,
-            "layers": image.depth,
-            "width": image.width,
-            "head_width": image.width // image.heads,
-            "mlp_ratio": _ratio_of(image),
-            "patch_size": image.patch_size,
-            "no_ln_pre": not image.pre_norm,
-            **_details(image.activation, image.epsilon),
-        },
+        "vision_cfg": vision,
         "text_cfg": {
             "context_length": text.length,
             "vocab_size": settings.vocabulary_size,
@@ -271,7 +292,7 @@ def _files(settings: Description) -> dict[str, dict[str, Any]]:
             **_details(text.activation, text.epsilon),
         },
     }
-    if image.activation == "quick_gelu":
+    if text.activation == "quick_gelu":
         model["quick_gelu"] = True
     if settings.loss.name == "siglip":
         model["init_logit_bias"] = -10.0
@@ -317,12 +338,12 @@ def _pictures_of(settings: Description) -> dict[str, Any]:
 def _is_custom(settings: Description) -> bool:
     """Whether the text tower stands apart, since it is not that of CLIP."""
     text = settings.model.text
-    assert text is not None
+    assert isinstance(text, TextTransformerConfig)
     return not text.causal or text.projection != "linear" or text.padding == "read"
 
 
 def _plain_files(settings: Description) -> dict[str, dict[str, Any]]:
-    if settings.model.text is not None and _is_custom(settings):
+    if isinstance(settings.model.text, TextTransformerConfig) and _is_custom(settings):
         raise WeightsError("its text tower is not CLIP's")
     return _files(settings)
 
@@ -362,6 +383,7 @@ FAMILY = Family(
     ignored=(r"(.*\.)?attn_mask", "input_resolution", "context_length", "vocab_size"),
     renamed=((r"^text\.", ""),),
     files=_plain_files,
+    tokenizer_class="PreTrainedTokenizerFast",
     weights_name="open_clip_model.safetensors",
     resampling="bicubic_antialias",
 )

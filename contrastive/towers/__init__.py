@@ -2,6 +2,7 @@
 
 from contrastive.towers.convnet import ConvTower, ConvTowerConfig
 from contrastive.towers.encoder import DenseConfig, Encoder, EncoderConfig, LayerNormConfig
+from contrastive.towers.resnet import ResNet, ResNetConfig
 from contrastive.towers.sharding import LOGICAL_AXES, axis_rules
 from contrastive.towers.text import TextTransformer, TextTransformerConfig
 from contrastive.towers.two_tower import TwoTower, TwoTowerConfig, parameter_count
@@ -15,6 +16,8 @@ __all__ = [
     "Encoder",
     "EncoderConfig",
     "LayerNormConfig",
+    "ResNet",
+    "ResNetConfig",
     "TextTransformer",
     "TextTransformerConfig",
     "TwoTower",

@@ -13,6 +13,7 @@ from contrastive.errors import ConfigError, UserError
 from contrastive.towers import layers, sharding
 from contrastive.towers.convnet import ConvTower, ConvTowerConfig
 from contrastive.towers.encoder import Encoder, EncoderConfig
+from contrastive.towers.resnet import ResNet, ResNetConfig
 from contrastive.towers.text import TextTransformer, TextTransformerConfig
 from contrastive.towers.vit import VisionTransformer, VisionTransformerConfig
 
@@ -21,7 +22,7 @@ from contrastive.towers.vit import VisionTransformer, VisionTransformerConfig
 class TwoTowerConfig:
     """Settings of :class:`TwoTower`."""
 
-    image: ConvTowerConfig | VisionTransformerConfig | None = dataclasses.field(
+    image: ConvTowerConfig | VisionTransformerConfig | ResNetConfig | None = dataclasses.field(
         default_factory=ConvTowerConfig
     )  # the image tower; None: there is none (imported encoders of texts)
     text: TextTransformerConfig | EncoderConfig | None = dataclasses.field(
@@ -143,12 +144,14 @@ class TwoTower(nnx.Module):
 
 def _image_tower(
     config: TwoTowerConfig, image_size: int, rngs: nnx.Rngs
-) -> ConvTower | VisionTransformer | None:
+) -> ConvTower | VisionTransformer | ResNet | None:
     sizes = {"image_size": image_size, "output": config.embedding_dim}
     if config.image is None:
         return None
     if isinstance(config.image, ConvTowerConfig):
         return ConvTower(config.image, **sizes, rngs=rngs)
+    if isinstance(config.image, ResNetConfig):
+        return ResNet(config.image, **sizes, rngs=rngs)
     return VisionTransformer(config.image, **sizes, rngs=rngs)
 
 

@@ -157,6 +157,64 @@ def siglip(
     )
 
 
+def vit(folder, *, image_size=20, patch=5, activation="gelu"):
+    from transformers import ViTConfig, ViTModel
+
+    torch.manual_seed(4)
+    config = ViTConfig(
+        hidden_size=WIDTH,
+        num_hidden_layers=DEPTH,
+        num_attention_heads=HEADS,
+        intermediate_size=HIDDEN,
+        image_size=image_size,
+        patch_size=patch,
+        hidden_act=activation,
+    )
+    model = shake(ViTModel(config))
+    model.save_pretrained(folder)
+    _record_pictures(
+        folder, model, image_size, lambda images: model(images).last_hidden_state[:, 0]
+    )
+
+
+def shake_statistics(model):
+    """Running means and variances of batch normalisation, moved too."""
+    generator = torch.Generator().manual_seed(8)
+    for name, buffer in model.named_buffers():
+        if name.endswith("running_mean"):
+            buffer.add_(0.2 * torch.randn(buffer.shape, generator=generator))
+        if name.endswith("running_var"):
+            buffer.mul_(0.5 + torch.rand(buffer.shape, generator=generator))
+
+
+def resnet(folder, *, block="bottleneck", image_size=64, **options):
+    from transformers import ResNetConfig, ResNetModel
+
+    torch.manual_seed(5)
+    config = ResNetConfig(
+        embedding_size=8, hidden_sizes=[16, 24], depths=[1, 2], layer_type=block, **options
+    )
+    model = shake(ResNetModel(config), 0.05)
+    shake_statistics(model)
+    model.save_pretrained(folder)
+    size = {"shortest_edge": image_size}
+    (folder / "preprocessor_config.json").write_text(json.dumps({"size": size, "crop_pct": 0.875}))
+    _record_pictures(folder, model, image_size, lambda x: model(x).pooler_output[:, :, 0, 0])
+
+
+def _record_pictures(folder, model, image_size, embed):
+    """For a model without texts, the loss is the sum of sines of its rows."""
+    images = pixels(BATCH, image_size, image_size)
+    rows = embed(torch.from_numpy(images))
+    loss = torch.sin(rows).sum()
+    loss.backward()
+    out = {"pixels": images, "image": rows.detach().numpy(), "loss": loss.detach().numpy()}
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None and not SMALL:
+            out[f"gradient/{name}"] = parameter.grad.numpy()
+    np.savez(folder / "reference.npz", **out)
+
+
 # --- open_clip --------------------------------------------------------------------------------
 
 
@@ -213,6 +271,27 @@ def open_clip_vit(folder, *, quick=True, image_size=20, patch=5, length=9, custo
     _save_open_clip(folder, model, config, image_size)
     ids = rows_of_text(BATCH, length, VOCABULARY)
     _record_open_clip(folder, model, pixels(BATCH, image_size, image_size), ids, custom)
+
+
+def open_clip_resnet(folder, *, image_size=64, length=9):
+    from open_clip.model import CLIP, CLIPTextCfg, CLIPVisionCfg
+
+    torch.manual_seed(6)
+    vision = {"image_size": image_size, "layers": [1, 2, 1, 1], "width": 8, "head_width": 32}
+    text = {"context_length": length, "vocab_size": VOCABULARY}
+    text |= {"width": TEXT_WIDTH, "heads": HEADS, "layers": 2}
+    config = {"embed_dim": DIM, "quick_gelu": True, "vision_cfg": vision, "text_cfg": text}
+    model = CLIP(
+        embed_dim=DIM,
+        quick_gelu=True,
+        vision_cfg=CLIPVisionCfg(**vision),
+        text_cfg=CLIPTextCfg(**text),
+    )
+    shake(model, 0.05)
+    shake_statistics(model)
+    _save_open_clip(folder, model, config, image_size)
+    ids = rows_of_text(BATCH, length, VOCABULARY)
+    _record_open_clip(folder, model, pixels(BATCH, image_size, image_size), ids, False)
 
 
 def open_clip_siglip(folder, *, image_size=20, length=9):
@@ -280,6 +359,14 @@ CASES = {
     ),
     "siglip": lambda f: siglip(f),
     "siglip-odd": lambda f: siglip(f, image_size=35, patch=7, length=5, heads=6, activation="gelu"),
+    "vit": lambda f: vit(f),
+    "vit-odd": lambda f: vit(f, image_size=33, patch=11, activation="gelu_pytorch_tanh"),
+    "resnet": lambda f: resnet(f),
+    "resnet-basic": lambda f: resnet(
+        f, block="basic", image_size=45, downsample_in_first_stage=True
+    ),
+    "resnet-early": lambda f: resnet(f, downsample_in_bottleneck=True, image_size=50),
+    "open_clip-resnet": lambda f: open_clip_resnet(f),
     "open_clip": lambda f: open_clip_vit(f),
     "open_clip-gelu": lambda f: open_clip_vit(f, quick=False, image_size=33, patch=11, length=7),
     "open_clip-text": lambda f: open_clip_vit(f, quick=False, custom=True),
