@@ -213,23 +213,23 @@ class Model:
         if isinstance(texts, np.ndarray):
             ids = texts.astype(np.int32)
             return self._encode("text", len(ids), lambda part: ids[part.start : part.stop])
-        texts = [texts] if isinstance(texts, str) else texts
+        words: Sequence[str] = [texts] if isinstance(texts, str) else texts
         tokenizer = self.tokenizer
         if tokenizer is None:
             raise UserError(
                 "this model came without a tokenizer, so it cannot read texts; give token ids "
                 "int32 [texts, length], or put its tokenizer.json beside the weights."
             )
-        order = np.arange(len(texts))
+        order = np.arange(len(words))
         cuts = tokenizer.length > _SHORTEST and _masks_padding(self.recipe.model)
         if cuts:
-            order = np.argsort([len(text) for text in texts], kind="stable")
+            order = np.argsort([len(text) for text in words], kind="stable")
 
         def read(part: range) -> np.ndarray:
-            ids = tokenizer.encode([texts[i] for i in order[part.start : part.stop]])
+            ids = tokenizer.encode([words[i] for i in order[part.start : part.stop]])
             return ids[:, : _padded_length(tokenizer.lengths(ids))] if cuts else ids
 
-        rows = self._encode("text", len(texts), read)
+        rows = self._encode("text", len(words), read)
         rows[order] = rows.copy()
         return rows
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from contrastive.data.tokenizer import load_tokenizer
+from contrastive.data.tokenizer import Tokenizer, load_tokenizer
 from contrastive.errors import ConfigError, UserError
 from contrastive.folders import is_run
 from contrastive.inference import NO_TEXTS, build_towers
@@ -24,7 +24,11 @@ from contrastive.training.state import TrainState
 from contrastive.whole import whole_file
 
 # Settings of a tower that no shape tells, and without which its parameters mean something else.
-_MEANING = ("activation", "epsilon", "heads", "causal", "padding", "pre_norm", "patch_size")
+_MEANING = (
+    *("activation", "epsilon", "heads", "causal", "padding", "pre_norm", "patch_size"),
+    *("norm", "positions", "position_offset"),
+    *("window", "global_every", "rotary_base", "local_rotary_base"),
+)
 _POSITIONS = ("image", "positions")
 
 
@@ -42,7 +46,7 @@ def _tokenizer(source: pathlib.Path) -> str | None:
     """The tokenizer of a run or of weights, as its file says it."""
     if not is_run(source):
         tokenizer = tokenizer_of(source)
-        return None if tokenizer is None else tokenizer.backend.to_str()
+        return None if tokenizer is None else tokenizer.to_json()
     file = source / "tokenizer.json"
     return file.read_text(encoding="utf-8") if file.is_file() else None
 
@@ -56,12 +60,14 @@ class _Earlier:
       image_size: Of its pictures.
       shapes: Of its parameters, by path.
       read: The parameters of a target (``jax.ShapeDtypeStruct`` with shardings).
+      markers: Its tokenizer; None: it has none.
     """
 
     model: TwoTowerConfig
     image_size: int
     shapes: dict[tuple, tuple[int, ...]]
     read: Callable[[Any], Any]
+    markers: Tokenizer | None
 
 
 def warm_start(
@@ -85,14 +91,18 @@ def warm_start(
 
     Raises:
       UserError: ``init_from`` is neither a run nor weights that are known, or nothing in it fits.
-      ConfigError: A tower has other settings than its parameters were trained with.
+      ConfigError: A tower has other settings than its parameters were trained with, or texts other
+        markers around them.
       CheckpointError: None of the run's checkpoints can be read.
     """
     source = pathlib.Path(str(recipe.init_from))
     earlier = _run(source, say) if is_run(source) else _weights(source)
     ours = dict(nnx.to_flat_state(state.parameters))
     grids = _grids(earlier, recipe)
-    reasons = _reasons(ours, earlier, grids, same_tokens=_tokenizer(source) == _tokenizer(workdir))
+    same_tokens = _tokenizer(source) == _tokenizer(workdir)
+    if same_tokens and earlier.markers is not None:
+        _check_markers(source, earlier.markers, load_tokenizer(recipe.data, None, workdir))
+    reasons = _reasons(ours, earlier, grids, same_tokens=same_tokens)
     taken = [path for path in ours if path not in reasons]
     if not taken:
         raise UserError(f"config.init_from = {source}: no parameter of that run fits this model.")
@@ -115,6 +125,17 @@ def warm_start(
     return dataclasses.replace(state, parameters=parameters, average=average)
 
 
+def _check_markers(source: pathlib.Path, theirs: Tokenizer, ours: Tokenizer) -> None:
+    for name in ("begin", "end", "pad"):
+        there, here = (getattr(t, f"{name}_id") for t in (theirs, ours))
+        if there != here:
+            token = None if there is None else theirs.backend.id_to_token(there)
+            raise ConfigError(
+                f"config.init_from = {source} was trained with the {name} token {token!r}, which "
+                f"is not this run's: set config.data.tokenizer.{name}_token = {token!r}."
+            )
+
+
 def _run(source: pathlib.Path, say: Callable[[str], None]) -> _Earlier:
     recipe = read_recipe(source)
     texts = recipe.model.text is not None
@@ -126,7 +147,8 @@ def _run(source: pathlib.Path, say: Callable[[str], None]) -> _Earlier:
     def read(target: Any) -> Any:
         return read_parameters(source, target, average=average, notify=say)
 
-    return _Earlier(recipe.model, recipe.data.image_size, shapes, read)
+    markers = tokenizer if isinstance(tokenizer, Tokenizer) else None
+    return _Earlier(recipe.model, recipe.data.image_size, shapes, read, markers)
 
 
 def _weights(source: pathlib.Path) -> _Earlier:
@@ -144,7 +166,7 @@ def _weights(source: pathlib.Path) -> _Earlier:
         return nnx.from_flat_state(placed)
 
     settings = found.settings
-    return _Earlier(settings.model, settings.data.image_size, shapes, read)
+    return _Earlier(settings.model, settings.data.image_size, shapes, read, found.tokenizer)
 
 
 def _reasons(

@@ -48,13 +48,14 @@ class Tokenizer:
       vocabulary_size: All ids are below it.
       pad_id, begin_id, end_id, unknown_id: The markers; the last three are None where there is no
         such token.
+      cuts_left: A long text loses its first tokens instead of its last.
     """
 
     def __init__(
         self, backend: tokenizers.Tokenizer, *, length: int, config: TokenizerConfig
     ) -> None:
         cut = backend.truncation
-        self._cuts_left = cut is not None and str(cut["direction"]).lower() == "left"
+        self.cuts_left = cut is not None and str(cut["direction"]).lower() == "left"
         backend.no_padding()
         backend.no_truncation()
         self._backend, self.preset = backend, config.preset
@@ -120,7 +121,7 @@ class Tokenizer:
         for row, encoding in zip(rows, encodings, strict=True):
             ids = encoding.ids
             if len(ids) > self._room:
-                ids = ids[-self._room :] if self._cuts_left else ids[: self._room]
+                ids = ids[-self._room :] if self.cuts_left else ids[: self._room]
                 truncated += 1
             ids = self._head + ids + self._tail
             row[: len(ids)] = ids
@@ -165,11 +166,16 @@ class Tokenizer:
 
     def save(self, path: pathlib.Path) -> None:
         """Writes a ``tokenizer.json``, whole or not at all."""
-        if self._cuts_left:
-            self._backend.enable_truncation(self.length, direction="left")
         with whole_file(path) as unfinished:
-            self._backend.save(str(unfinished), pretty=False)
+            unfinished.write_text(self.to_json(), encoding="utf-8")
+
+    def to_json(self) -> str:
+        """What a ``tokenizer.json`` of it holds."""
+        if self.cuts_left:
+            self._backend.enable_truncation(self.length, direction="left")
+        content = self._backend.to_str()
         self._backend.no_truncation()
+        return content
 
 
 def train_tokenizer(texts: Iterable[str], *, length: int, config: TokenizerConfig) -> Tokenizer:

