@@ -230,7 +230,7 @@ class Model:
             order = np.argsort([len(text) for text in words], kind="stable")
 
         def read(part: range) -> np.ndarray:
-            ids = tokenizer.encode([words[i] for i in order[part.start : part.stop]])
+            ids = tokenizer.encode([words[int(i)] for i in order[part.start : part.stop]])
             return ids[:, : _padded_length(tokenizer.lengths(ids))] if cuts else ids
 
         rows = self._encode("text", len(words), read)
