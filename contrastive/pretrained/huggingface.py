@@ -327,6 +327,9 @@ def write_texts(folder: pathlib.Path, tokenizer: Tokenizer, tokenizer_class: str
         before = [] if backend.normalizer is None else [backend.normalizer]
         backend.normalizer = normalizers.Sequence([*steps, *before])  # pyright: ignore[reportAttributeAccessIssue]
     backend.save(str(folder / "tokenizer.json"), pretty=False)
+    suffix = getattr(backend.model, "end_of_word_suffix", None)
+    if tokenizer_class == "CLIPTokenizer" and suffix != "</w>":
+        tokenizer_class = "PreTrainedTokenizerFast"  # words of another vocabulary in CLIP's towers
     config = {
         "tokenizer_class": tokenizer_class,
         "model_max_length": tokenizer.length,

@@ -7,11 +7,11 @@ that nothing changes, as is usual where such a tower is tuned with small batches
 """
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float, Key
@@ -206,7 +206,7 @@ class ResNet(nnx.Module):
         else:
             convolutions = [Convolution(3, stem, 7, stride=2, epsilon=eps, rngs=rngs)]
         self.stem = nnx.List(convolutions)
-        self.stages = nnx.List(self._stages(config, rngs))
+        self.stages = nnx.List([nnx.List(stage) for stage in _stages(config, rngs)])
         width = config.widths[-1]
         self.pool = self._pool(config, image_size, rngs)
         self.projection = layers.projection(config.projection, width, output, rngs=rngs)
@@ -222,18 +222,6 @@ class ResNet(nnx.Module):
             )
         places = (image_size // config.reduction) ** 2
         return GridPool(config.widths[-1], places, config.heads, rngs=rngs)
-
-    @staticmethod
-    def _stages(config: ResNetConfig, rngs: nnx.Rngs) -> Sequence[nnx.List]:
-        stages, inputs = [], config.stem
-        for i, (outputs, depth) in enumerate(zip(config.widths, config.depths, strict=True)):
-            blocks = []
-            for j in range(depth):
-                stride = 1 if j else config.first_stride if i == 0 else 2
-                blocks.append(ResidualBlock(config, inputs, outputs, stride=stride, rngs=rngs))
-                inputs = outputs
-            stages.append(nnx.List(blocks))
-        return stages
 
     def __call__(
         self, images: Float[Array, "batch size size 3"], *, keys: Key[Array, "batch"] | None = None
@@ -254,6 +242,18 @@ class ResNet(nnx.Module):
         return x if self.projection is None else self.projection(x)
 
 
+def _stages(config: ResNetConfig, rngs: nnx.Rngs) -> list[list[ResidualBlock]]:
+    stages, inputs = [], config.stem
+    for i, (outputs, depth) in enumerate(zip(config.widths, config.depths, strict=True)):
+        stage = []
+        for j in range(depth):
+            stride = 1 if j else config.first_stride if i == 0 else 2
+            stage.append(ResidualBlock(config, inputs, outputs, stride=stride, rngs=rngs))
+            inputs = outputs
+        stages.append(stage)
+    return stages
+
+
 def average_pool(
     x: Float[Array, "batch height width channels"], size: int
 ) -> Float[Array, "batch height2 width2 channels"]:
@@ -261,13 +261,13 @@ def average_pool(
     if size == 1:
         return x
     window = (1, size, size, 1)
-    return lax.reduce_window(x, jnp.zeros((), x.dtype), lax.add, window, window, "VALID") / (
+    return lax.reduce_window(x, np.zeros((), x.dtype), lax.add, window, window, "VALID") / (
         size * size
     )
 
 
 def _largest(x: jax.Array) -> jax.Array:
     """The largest of each 3 × 3 places, every second."""
-    lowest = jnp.array(-jnp.inf, x.dtype)
+    lowest = np.array(-np.inf, x.dtype)
     padding = ((0, 0), (1, 1), (1, 1), (0, 0))
     return lax.reduce_window(x, lowest, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), padding)

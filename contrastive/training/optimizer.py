@@ -23,7 +23,7 @@ from contrastive.errors import ConfigError
 from contrastive.temperature import Names, clip_log_scale, path_names
 from contrastive.training import rules
 
-_UNDECAYED = ("positions", "class_token", "query")
+_UNDECAYED = ("positions", "class_token", "query", "mean", "variance")
 Schedule = Literal["cosine", "reciprocal_sqrt", "wsd", "constant"]
 
 

@@ -351,7 +351,132 @@ def open_clip_siglip(folder, *, image_size=20, length=9):
     _record_open_clip(folder, model, pixels(BATCH, image_size, image_size), ids, True)
 
 
+# --- Pictures and texts -------------------------------------------------------------------------
+
+SIZES = [(40, 31), (31, 40), (57, 20), (20, 20), (23, 90), (19, 64), (120, 77)]
+
+
+def picture(width, height):
+    """Soft shapes with some grain."""
+    from PIL import Image
+
+    rng = np.random.default_rng(width * 1000 + height)
+    coarse = rng.integers(0, 256, (height // 8 + 2, width // 8 + 2, 3), dtype=np.uint8)
+    soft = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+    grain = rng.normal(0, 8, (height, width, 3))
+    return np.clip(np.asarray(soft) + grain, 0, 255).astype(np.uint8)
+
+
+def pictures(folder):
+    """The values that each library's own preparation hands to its towers, before they are
+    normalised: whole numbers."""
+    from open_clip.transform import PreprocessCfg, image_transform_v2
+    from PIL import Image
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+    from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+
+    crop = {"height": 20, "width": 20}
+    plain = {"do_rescale": False, "do_normalize": False}
+    processors = {
+        "clip": CLIPImageProcessorPil(size={"shortest_edge": 20}, crop_size=crop, **plain),
+        "clip-share": CLIPImageProcessorPil(size={"shortest_edge": 25}, crop_size=crop, **plain),
+        "siglip": SiglipImageProcessorPil(size=crop, **plain),
+        "siglip-bilinear": SiglipImageProcessorPil(size=crop, resample=2, **plain),
+    }
+    out = {}
+    for size in SIZES:
+        values = picture(*size)
+        name = f"{size[0]}x{size[1]}"
+        out[f"picture/{name}"] = values
+        image = Image.fromarray(values)
+        for key, processor in processors.items():
+            shown = np.asarray(processor(images=image, return_tensors="np").pixel_values[0])
+            out[f"{key}/{name}"] = shown.transpose(1, 2, 0)
+        for mode in ("shortest", "squash"):
+            config = PreprocessCfg(size=20, resize_mode=mode, mean=(0.0,) * 3, std=(1.0,) * 3)
+            shown = image_transform_v2(config, is_train=False)(image).numpy()
+            out[f"open_clip-{mode}/{name}"] = np.rint(shown.transpose(1, 2, 0) * 255)
+    folder.mkdir(exist_ok=True)
+    np.savez(folder / "reference.npz", **out)
+
+
+TEXTS = [
+    "a photo of a cat",
+    "  Two   DOGS, running!  ",
+    "caf\u00e9 na\u00efve \u00bd",
+    "don't stop: 3.14 & more_than #1 \u2014 \u201cquoted\u201d",
+    "\u65e5\u672c\u8a9e\u306e\u732b \U0001f436 x",
+    "<b>bold</b> &amp; <|endoftext|> after",
+    "",
+    "word " * 100,
+]
+
+
+def clip_tokens(folder):
+    """CLIP's vocabulary as transformers saves it, and its ids."""
+    import gzip
+
+    import open_clip
+    from transformers import CLIPTokenizer
+
+    path = pathlib.Path(open_clip.__file__).parent / "bpe_simple_vocab_16e6.txt.gz"
+    lines = gzip.decompress(path.read_bytes()).decode("utf-8").split("\n")
+    merges = lines[1 : 49152 - 256 - 2 + 1]
+    letters = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = [chr(b) for b in letters] + [chr(256 + i) for i in range(256 - len(letters))]
+    pieces = [*letters, *(f"{c}</w>" for c in letters), *("".join(m.split()) for m in merges)]
+    pieces += ["<|startoftext|>", "<|endoftext|>"]
+    tokenizer = CLIPTokenizer(
+        vocab={piece: i for i, piece in enumerate(pieces)},
+        merges=[tuple(m.split()) for m in merges],
+        model_max_length=77,
+    )
+    tokenizer.save_pretrained(folder)
+    options = {"padding": "max_length", "truncation": True, "max_length": 77}
+    ids = tokenizer(TEXTS, return_tensors="np", **options).input_ids
+    again = CLIPTokenizer.from_pretrained(folder)(TEXTS, return_tensors="np", **options).input_ids
+    assert (ids == again).all()
+    theirs = open_clip.tokenizer.SimpleTokenizer()(TEXTS).numpy()
+    np.savez(folder / "reference.npz", ids=ids, open_clip=theirs)
+
+
+def read_back(folder):
+    """What the library finds in an exported folder, beside it: `FOLDER.npz`."""
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer(TEXTS, padding="max_length", truncation=True, return_tensors="np").input_ids
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    processor = transformers.AutoImageProcessor.from_pretrained(folder, use_fast=False)
+    size = getattr(model.config, "vision_config", model.config).image_size
+    shown = torch.from_numpy(pixels(BATCH, size, size))
+    with torch.no_grad():
+        out = model(input_ids=torch.from_numpy(ids), pixel_values=shown)
+    arrays = {"ids": ids, "image": out.image_embeds.numpy(), "text": out.text_embeds.numpy()}
+    arrays |= {"pixels": shown.numpy(), "mean": processor.image_mean}
+    np.savez(folder.with_suffix(".npz"), **arrays)
+
+
+def read_back_open_clip(folder):
+    """The same with open_clip."""
+    import open_clip
+
+    model, _, _ = open_clip.create_model_and_transforms(f"local-dir:{folder}")
+    model.eval()
+    tokenizer = open_clip.get_tokenizer(f"local-dir:{folder}")
+    ids = tokenizer(TEXTS)
+    size = model.visual.image_size
+    size = size[0] if isinstance(size, tuple) else size
+    shown = torch.from_numpy(pixels(BATCH, size, size))
+    with torch.no_grad():
+        x, y = model.encode_image(shown), model.encode_text(ids)
+    arrays = {"ids": ids.numpy(), "image": x.numpy(), "text": y.numpy(), "pixels": shown.numpy()}
+    np.savez(folder.with_suffix(".npz"), **arrays)
+
+
 CASES = {
+    "pictures": pictures,
+    "clip_tokens": clip_tokens,
     "clip": lambda f: clip(f),
     "clip-gelu": lambda f: clip(f, activation="gelu", image_size=33, patch=11, length=13, eps=1e-3),
     "clip-tanh": lambda f: clip(
@@ -375,6 +500,11 @@ CASES = {
 
 
 def main(root, *names):
+    if root in ("--read-back", "--read-back-open-clip"):
+        read = read_back if root == "--read-back" else read_back_open_clip
+        for name in names:
+            read(pathlib.Path(name))
+        return
     for name in [name for name in names if name != "--small"] or CASES:
         folder = pathlib.Path(root) / name
         folder.mkdir(parents=True, exist_ok=True)

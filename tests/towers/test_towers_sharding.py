@@ -14,6 +14,7 @@ from contrastive.towers import (
     ConvTowerConfig,
     DenseConfig,
     EncoderConfig,
+    ResNetConfig,
     TextTransformerConfig,
     TwoTower,
     TwoTowerConfig,
@@ -25,6 +26,13 @@ TRANSFORMER = {"width": 16, "depth": 2, "heads": 2, "mlp_ratio": 2.0, "dropout":
 VIT = VisionTransformerConfig(**TRANSFORMER, patch_size=4, pooling="cls", pre_norm=True)
 CONFIG = TwoTowerConfig(image=VIT, text=TextTransformerConfig(**TRANSFORMER), embedding_dim=12)
 CONV = dataclasses.replace(CONFIG, image=ConvTowerConfig(widths=(4, 8)))
+RESNET = dataclasses.replace(
+    CONFIG,
+    image=ResNetConfig(
+        form="clip", stem=4, widths=(8, 8), depths=(1, 1), heads=2, projection="bias"
+    ),
+    text=dataclasses.replace(CONFIG.text, depth=1),
+)
 # FLIP: half of the patches. The text tower is made small, it is tested with the others.
 FLIP = dataclasses.replace(
     CONFIG,
@@ -115,6 +123,7 @@ ONE_DEVICE = {}  # what a single device computes, by image tower: compiled once 
         ("conv", "fsdp"),
         ("flip", "data"),
         ("flip", "fsdp"),
+        ("resnet", "fsdp"),
         pytest.param("post", "fsdp", marks=pytest.mark.slow),
         ("modern", "fsdp"),
         ("modern", "tensor"),
@@ -125,7 +134,7 @@ ONE_DEVICE = {}  # what a single device computes, by image tower: compiled once 
 def test_A08_eight_devices_equal_one(image, layout, fill, quick):
     """Rows, gradients and dropout do not depend on how many devices share the work."""
     configs = {"vit": CONFIG, "conv": CONV, "flip": FLIP, "post": POST, "modern": MODERN}
-    config = configs[image]
+    config = (configs | {"resnet": RESNET})[image]
     graphdef, state = nnx.split(fill(lambda: build(config, nnx.Rngs(0))))
     if image not in ONE_DEVICE:
         args = (*map(jnp.asarray, batch()), jax.random.key(0))
