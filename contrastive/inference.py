@@ -192,7 +192,8 @@ class Model:
         data, size = self.recipe.data, self.recipe.data.image_size
 
         def read(part: range) -> np.ndarray:
-            if isinstance(images, np.ndarray) and images.shape[1:] == (size, size, 3):
+            square = data.preprocessing != "naflex"
+            if square and isinstance(images, np.ndarray) and images.shape[1:] == (size, size, 3):
                 _check_pixels(images, part[0])
                 return images[part.start : part.stop]
             return np.stack([_read(images[i], data, i) for i in part])
@@ -287,7 +288,9 @@ class Model:
         return rows
 
 
-def read_picture(picture: Picture, data: DataConfig) -> Shaped[np.ndarray, "size size 3"]:
+def read_picture(
+    picture: Picture, data: DataConfig
+) -> Shaped[np.ndarray, "size size 3"] | Shaped[np.ndarray, "patches bytes"]:
     """The pixels of one picture as a tower sees them, by the size and the rule of the data.
 
     Raises:

@@ -297,8 +297,9 @@ class DataConfig:
     image_size: int = 32  # side of the pictures that the model sees, in pixels
     # How a picture becomes square: its middle, resized (square); resized, then the middle (clip);
     # stretched (siglip). Together with model.pixel_mean and pixel_std. shortest and stretch are
-    # clip's and siglip's rules for models with other statistics.
-    preprocessing: Literal["square", "clip", "siglip", "shortest", "stretch"] = "square"
+    # clip's and siglip's rules for models with other statistics. naflex: no square, but as many
+    # patches of resize.patch as image_size has, in the picture's own proportions (not trained yet).
+    preprocessing: Literal["square", "clip", "siglip", "shortest", "stretch", "naflex"] = "square"
     resize: ResizeConfig = dataclasses.field(default_factory=ResizeConfig)
     # How training pictures are decoded and resized. evaluation: as in evaluation, by Pillow. train:
     # by faster code where contrastive[fast] is installed, within 2/255. train_fast: large JPEGs are
@@ -375,6 +376,14 @@ class DataConfig:
         if self.preprocessing not in ("clip", "shortest"):
             why = f"with config.data.preprocessing = {self.preprocessing!r}"
             _check_unused("config.data.resize", self.resize, ("share", "centre"), why)
+        if self.preprocessing != "naflex":
+            why = f"with config.data.preprocessing = {self.preprocessing!r}"
+            _check_unused("config.data.resize", self.resize, ("patch",), why)
+        elif self.image_size % self.resize.patch:
+            raise ConfigError(
+                f"config.data.image_size = {self.image_size} is no multiple of "
+                f"config.data.resize.patch = {self.resize.patch}."
+            )
         if self.decoding != "evaluation" and self.resize.interpolation != "bicubic":
             raise ConfigError(
                 f"config.data.decoding = {self.decoding!r} resizes by bicubic interpolation; "

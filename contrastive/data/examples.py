@@ -42,7 +42,7 @@ from contrastive.data.transforms import (
     shaped,
 )
 from contrastive.data.unchecked import Fetched
-from contrastive.errors import DataError
+from contrastive.errors import ConfigError, DataError
 
 Progress = Callable[[int, int], None]
 _AHEAD = 64  # samples that are read ahead
@@ -114,6 +114,11 @@ def read_pictures(
     Raises:
       SampleError: The picture cannot be decoded.
     """
+    if config.preprocessing == "naflex":
+        raise ConfigError(
+            "config.data.preprocessing = 'naflex': pictures of any aspect are for imported models "
+            "in use; training batches hold squares."
+        )
     wanted = pairs.parts(config, key)
     if not wanted:
         return []

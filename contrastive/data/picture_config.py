@@ -20,8 +20,11 @@ class ResizeConfig:
     # both sides: round = as torchvision and open_clip do, floor = as transformers does.
     share: float = 1.0
     centre: Literal["round", "floor"] = "round"
+    patch: int = 16  # of the rule naflex: side of the patches that a picture is cut into
 
     def __post_init__(self) -> None:
+        if self.patch < 1:
+            raise ConfigError(f"config.data.resize.patch = {self.patch} has to be positive.")
         if not 0 < self.share <= 1:
             raise ConfigError(
                 f"config.data.resize.share = {self.share} has to be above 0 and at most 1."

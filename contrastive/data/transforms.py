@@ -18,7 +18,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from contrastive.data.picture_config import ResizeConfig
 from contrastive.data.records import Record, SampleError
 
-Rule = Literal["square", "clip", "siglip", "shortest", "stretch"]
+Rule = Literal["square", "clip", "siglip", "shortest", "stretch", "naflex"]
 TAKES_MIDDLE = ("clip", "shortest")  # of the resized picture
 STRETCHES = ("siglip", "stretch")
 PIXEL_STATISTICS = {  # mean and standard deviation of the values between 0 and 1, R, G, B
@@ -26,6 +26,7 @@ PIXEL_STATISTICS = {  # mean and standard deviation of the values between 0 and 
     "siglip": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
 }
 _LONGEST = 20
+_FINEST = 1e-5  # where the search for a scale ends
 MAX_PIXELS = 89_000_000  # larger pictures are refused before they are decoded
 _EXIF_ORIENTATION = 0x0112
 
@@ -113,6 +114,8 @@ def shaped(
         return resize(square(image), size, how)
     if rule in STRETCHES:
         return resize(image, size, how)
+    if rule == "naflex":
+        raise ValueError("rule 'naflex' makes no square; see naflex_patches.")
     short = min(image.size)
     if max(image.size) > _LONGEST * short:
         image = _middle(
@@ -137,9 +140,43 @@ def evaluation_image(
     size: int,
     rule: Rule = "square",
     how: ResizeConfig = ResizeConfig(),  # noqa: B008
-) -> UInt8[np.ndarray, "size size 3"]:
-    """The pixels that a tower sees outside of training."""
+) -> UInt8[np.ndarray, "size size 3"] | UInt8[np.ndarray, "patches bytes"]:
+    """The pixels that a tower sees outside of training; by the rule ``naflex`` in patches."""
+    if rule == "naflex":
+        return naflex_patches(to_rgb(image), (size // how.patch) ** 2, how)
     return np.asarray(shaped(to_rgb(image), size, rule, how))
+
+
+def naflex_patches(
+    image: Image.Image, most: int, how: ResizeConfig
+) -> UInt8[np.ndarray, "patches bytes"]:
+    """A picture in its own proportions as at most ``most`` patches, each with its place, as
+    :mod:`contrastive.towers.naflex` takes them: rows that are over are zeros."""
+    columns, rows = naflex_grid(image.width, image.height, how.patch, most)
+    image = _resize(image, columns * how.patch, rows * how.patch, how)
+    cut = np.asarray(image).reshape(rows, how.patch, columns, how.patch, 3)
+    out = np.zeros((most, 3 * how.patch**2 + 4), np.uint8)
+    count = rows * columns
+    out[:count, :-4] = cut.transpose(0, 2, 1, 3, 4).reshape(count, -1)
+    places = np.indices((rows, columns)).reshape(2, -1).T
+    out[:count, -4:-2], out[:count, -2:] = places, (rows, columns)
+    return out
+
+
+def naflex_grid(width: int, height: int, patch: int, most: int) -> tuple[int, int]:
+    """Columns and rows of patches of a picture: the largest scale, found by halving as its authors
+    do, at which both sides, rounded up to whole patches, give no more than ``most``."""
+
+    def grid(scale: float) -> tuple[int, int]:
+        columns, rows = (math.ceil(side * scale / patch) for side in (width, height))
+        return max(columns, 1), max(rows, 1)
+
+    low, high = _FINEST / 10, 100.0
+    while high - low >= _FINEST:
+        middle = (low + high) / 2
+        low, high = (middle, high) if math.prod(grid(middle)) <= most else (low, middle)
+    columns, rows = grid(low)
+    return min(columns, 255, most), min(rows, 255, most)  # a place is a byte
 
 
 def evaluation_images(

@@ -21,6 +21,7 @@ from contrastive.pretrained import (
     open_clip,
     resnet,
     siglip,
+    siglip2,
     vit,
 )
 from contrastive.pretrained.families import Description, Family
@@ -32,6 +33,7 @@ FORMATS: dict[str, tuple[Family, ...]] = {
     "huggingface": (
         clip.FAMILY,
         siglip.FAMILY,
+        siglip2.FAMILY,
         vit.FAMILY,
         encoders.BERT,
         encoders.ROBERTA,

@@ -23,6 +23,7 @@ from contrastive.pretrained import (
     open_clip_siglip,
     resnet,
     siglip,
+    siglip2,
     vit,
 )
 from contrastive.pretrained.families import Description, Family
@@ -34,6 +35,7 @@ FAMILIES: tuple[Family, ...] = (
     big_vision.FAMILY,
     clip.FAMILY,
     siglip.FAMILY,
+    siglip2.FAMILY,
     open_clip.FAMILY,
     open_clip.CUSTOM,
     open_clip_siglip.FAMILY,

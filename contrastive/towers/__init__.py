@@ -2,6 +2,7 @@
 
 from contrastive.towers.convnet import ConvTower, ConvTowerConfig
 from contrastive.towers.encoder import DenseConfig, Encoder, EncoderConfig, LayerNormConfig
+from contrastive.towers.naflex import NaFlexConfig, NaFlexTransformer
 from contrastive.towers.resnet import ResNet, ResNetConfig
 from contrastive.towers.sharding import LOGICAL_AXES, axis_rules
 from contrastive.towers.text import TextTransformer, TextTransformerConfig
@@ -16,6 +17,8 @@ __all__ = [
     "Encoder",
     "EncoderConfig",
     "LayerNormConfig",
+    "NaFlexConfig",
+    "NaFlexTransformer",
     "ResNet",
     "ResNetConfig",
     "TextTransformer",

@@ -13,6 +13,7 @@ from contrastive.errors import ConfigError, UserError
 from contrastive.towers import layers, sharding
 from contrastive.towers.convnet import ConvTower, ConvTowerConfig
 from contrastive.towers.encoder import Encoder, EncoderConfig
+from contrastive.towers.naflex import PLACE, NaFlexConfig, NaFlexTransformer
 from contrastive.towers.resnet import ResNet, ResNetConfig
 from contrastive.towers.text import TextTransformer, TextTransformerConfig
 from contrastive.towers.vit import VisionTransformer, VisionTransformerConfig
@@ -22,8 +23,8 @@ from contrastive.towers.vit import VisionTransformer, VisionTransformerConfig
 class TwoTowerConfig:
     """Settings of :class:`TwoTower`."""
 
-    image: ConvTowerConfig | VisionTransformerConfig | ResNetConfig | None = dataclasses.field(
-        default_factory=ConvTowerConfig
+    image: ConvTowerConfig | VisionTransformerConfig | ResNetConfig | NaFlexConfig | None = (
+        dataclasses.field(default_factory=ConvTowerConfig)
     )  # the image tower; None: there is none (imported encoders of texts)
     text: TextTransformerConfig | EncoderConfig | None = dataclasses.field(
         default_factory=TextTransformerConfig
@@ -86,7 +87,9 @@ class TwoTower(nnx.Module):
 
     def encode_image(
         self,
-        images: UInt8[Array, "batch size size 3"] | Float[Array, "batch size size 3"],
+        images: UInt8[Array, "batch size size 3"]
+        | Float[Array, "batch size size 3"]
+        | UInt8[Array, "batch patches bytes"],
         *,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
@@ -95,7 +98,8 @@ class TwoTower(nnx.Module):
         """Raw float32 rows of images.
 
         Args:
-          images: Pixels, uint8 in 0 … 255 or float in [0, 1]; not yet normalised.
+          images: Pixels, uint8 in 0 … 255 or float in [0, 1]; not yet normalised. For a tower of
+            any aspect: patches with their places (:mod:`contrastive.towers.naflex`).
           deterministic: No dropout.
           rngs: Streams; one key is taken from ``dropout``. Needed unless deterministic.
           rows: Number of each row in the global batch, for dropout in microbatches: equal keys and
@@ -108,6 +112,8 @@ class TwoTower(nnx.Module):
         if self.image is None:
             raise UserError("this model has no image tower; it encodes texts only.")
         keys = _row_keys(images, deterministic, rngs, rows)
+        if isinstance(self.image, NaFlexTransformer):
+            return self._encode_patches(self.image, images, keys)
         x = self._normalise(images).astype(self.config.dtype)
         y = sharding.on_rows(self.image, lambda tower, x, keys: tower(x, keys=keys), x, keys)
         return y.astype(jnp.float32)
@@ -133,6 +139,22 @@ class TwoTower(nnx.Module):
 
         return sharding.on_rows(self.text, encode, tokens, keys).astype(jnp.float32)
 
+    def _encode_patches(
+        self, tower: NaFlexTransformer, images: jax.Array, keys: jax.Array | None
+    ) -> jax.Array:
+        pixels, places = images[..., :-PLACE], images[..., -PLACE:].astype(jnp.int32)
+        b, n, size = pixels.shape
+        four, three = sharding.rows_like(images, 4), sharding.rows_like(images, 3)
+        x = self._normalise(jax.lax.reshape(pixels, (b, n, size // 3, 3), out_sharding=four))
+        x = jax.lax.reshape(x, (b, n, size), out_sharding=three).astype(self.config.dtype)
+
+        def encode(
+            tower: NaFlexTransformer, x: jax.Array, places: jax.Array, keys: jax.Array | None
+        ) -> jax.Array:
+            return tower(x, places, keys=keys)
+
+        return sharding.on_rows(tower, encode, x, places, keys).astype(jnp.float32)
+
     def _normalise(self, images: jax.Array) -> jax.Array:
         x = images.astype(jnp.float32)
         if images.dtype == jnp.uint8:
@@ -144,12 +166,14 @@ class TwoTower(nnx.Module):
 
 def _image_tower(
     config: TwoTowerConfig, image_size: int, rngs: nnx.Rngs
-) -> ConvTower | VisionTransformer | ResNet | None:
+) -> ConvTower | VisionTransformer | ResNet | NaFlexTransformer | None:
     sizes = {"image_size": image_size, "output": config.embedding_dim}
     if config.image is None:
         return None
     if isinstance(config.image, ConvTowerConfig):
         return ConvTower(config.image, **sizes, rngs=rngs)
+    if isinstance(config.image, NaFlexConfig):
+        return NaFlexTransformer(config.image, output=config.embedding_dim, rngs=rngs)
     if isinstance(config.image, ResNetConfig):
         return ResNet(config.image, **sizes, rngs=rngs)
     return VisionTransformer(config.image, **sizes, rngs=rngs)

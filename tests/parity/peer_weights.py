@@ -215,6 +215,37 @@ def _record_pictures(folder, model, image_size, embed):
     np.savez(folder / "reference.npz", **out)
 
 
+def naflex(folder, *, patch=4, grid=3, most=16, length=9):
+    """SigLIP 2 on pictures of three aspects, prepared by its own code."""
+    from PIL import Image
+    from transformers import Siglip2Config, Siglip2Model
+    from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
+
+    torch.manual_seed(8)
+    common = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": HEADS}
+    text = common | {"vocab_size": VOCABULARY, "intermediate_size": TEXT_HIDDEN}
+    text |= {"max_position_embeddings": length}
+    vision = common | {"intermediate_size": HIDDEN, "patch_size": patch, "num_patches": grid**2}
+    model = shake(Siglip2Model(Siglip2Config(text_config=text, vision_config=vision)))
+    model.save_pretrained(folder)
+    processor = Siglip2ImageProcessorPil(patch_size=patch, max_num_patches=most)
+    processor.save_pretrained(folder)
+    # No tall pictures: Pillow 12 and later resize them in the other order (tests/parity/test_folders).
+    sizes = [size for size in SIZES if size[1] <= 2 * size[0]][: 2 if SMALL else None]
+    shown = {f"picture/{i}": picture(*size) for i, size in enumerate(sizes)}
+    given = processor(images=[Image.fromarray(x) for x in shown.values()], return_tensors="pt")
+    ids = np.random.default_rng(2).integers(0, VOCABULARY, (len(shown), length))
+
+    def embed(images, tokens):
+        out = model(input_ids=tokens, **images, return_loss=True)
+        model.last_loss = out.loss
+        return out.image_embeds, out.text_embeds
+
+    shapes = given["spatial_shapes"].numpy()
+    loss = lambda x, y: model.last_loss  # noqa: E731
+    record(folder, model, dict(given), ids, embed, loss, shapes=shapes, **shown)
+
+
 # --- open_clip --------------------------------------------------------------------------------
 
 
@@ -484,6 +515,8 @@ CASES = {
     ),
     "siglip": lambda f: siglip(f),
     "siglip-odd": lambda f: siglip(f, image_size=35, patch=7, length=5, heads=6, activation="gelu"),
+    "naflex": lambda f: naflex(f),
+    "naflex-wide": lambda f: naflex(f, patch=3, grid=5, most=25),
     "vit": lambda f: vit(f),
     "vit-odd": lambda f: vit(f, image_size=33, patch=11, activation="gelu_pytorch_tanh"),
     "resnet": lambda f: resnet(f),

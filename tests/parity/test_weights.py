@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from PIL import Image
 
+from contrastive.data.transforms import evaluation_image
 from contrastive.geometry import normalize
 from contrastive.losses import clip_loss, sigmoid_loss
 from contrastive.pretrained import mapping
@@ -26,12 +28,13 @@ PYTHON = ROOT / ".venv-parity" / "bin" / "python"
 CASES = (
     *("clip", "clip-gelu", "clip-tanh", "siglip", "siglip-odd", "vit", "vit-odd"),
     *("open_clip", "open_clip-gelu", "open_clip-text", "open_clip-siglip"),
-    *("resnet", "resnet-basic", "resnet-early", "open_clip-resnet"),
+    *("naflex", "naflex-wide", "resnet", "resnet-basic", "resnet-early", "open_clip-resnet"),
 )
 EXPORTED = {
     "clip": "huggingface",
     "siglip": "huggingface",
     "vit": "huggingface",
+    "naflex": "huggingface",
     "open_clip": "open_clip",
 }
 
@@ -54,7 +57,8 @@ def own_loss(towers, pixels, ids):
     if ids is None:
         rows = towers.image(pixels)
         return jnp.sum(jnp.sin(rows)), (rows,)
-    x = normalize(towers.image(pixels))
+    patches = pixels.dtype == jnp.uint8  # with their places; normalised inside
+    x = normalize(towers.encode_image(pixels) if patches else towers.image(pixels))
     y = normalize(towers.encode_text(ids))
     scale = jnp.exp(towers.log_scale[...])
     if towers.bias is None:
@@ -66,7 +70,7 @@ def own_loss(towers, pixels, ids):
 def test_embeddings_loss_and_gradients_equal_the_librarys(folders, case, record_property):
     found = import_weights(folders / case)
     reference = dict(np.load(folders / case / "reference.npz"))
-    pixels = jnp.asarray(reference["pixels"].transpose(0, 2, 3, 1))
+    pixels = pixels_of(found, reference)
     ids = jnp.asarray(reference["ids"], jnp.int32) if "ids" in reference else None
     graphdef, state = nnx.split(found.towers)
 
@@ -90,6 +94,16 @@ def test_embeddings_loss_and_gradients_equal_the_librarys(folders, case, record_
         f"{case}: loss {abs(loss - reference['loss']):.1e}, gradients {worst[0]:.1e} ({worst[1]})"
     )
     assert worst[0] <= 1e-4, worst
+
+
+def pixels_of(found, reference):
+    """What the image tower takes: normalised pixels, or patches of pictures of any aspect."""
+    if "pixels" in reference:
+        return jnp.asarray(reference["pixels"].transpose(0, 2, 3, 1))
+    data, count = found.settings.data, len(reference["shapes"])
+    pictures = [Image.fromarray(reference[f"picture/{i}"]) for i in range(count)]
+    how = data.image_size, data.preprocessing, data.resize
+    return jnp.asarray(np.stack([evaluation_image(picture, *how) for picture in pictures]))
 
 
 def worst_gradient(found, folder, reference, gradients):
