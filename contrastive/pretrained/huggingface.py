@@ -265,7 +265,7 @@ def texts(source: Source) -> Texts:
     if preset is not None:
         return Texts(backend, TokenizerConfig(preset=preset, path="tokenizer.json"))
     names = {
-        ours: _token(config.get(theirs, more.get(theirs)))
+        ours: token_name(config.get(theirs, more.get(theirs)))
         for ours, theirs in (
             ("begin_token", "bos_token"),
             ("end_token", "eos_token"),
@@ -275,7 +275,8 @@ def texts(source: Source) -> Texts:
     return Texts(backend, TokenizerConfig(path="tokenizer.json", **names))
 
 
-def _token(value: Any) -> str | None:
+def token_name(value: Any) -> str | None:
+    """A token, written as its name or as an object with its ``content``."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None
