@@ -100,14 +100,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_train(commands)
     _add_plan(commands)
 
-    evaluate = commands.add_parser(
-        "evaluate", help="evaluate a trained model again", allow_abbrev=False
-    )
-    _add_workdir(evaluate)
-    evaluate.add_argument(
-        "--json", action="store_true", help="print one JSON object instead of a table"
-    )
-    evaluate.set_defaults(run=_evaluate, parser=evaluate)
+    _add_evaluate(commands)
 
     report = commands.add_parser(
         "report", help="write the report page of a run again", allow_abbrev=False
@@ -225,6 +218,60 @@ def _add_train(commands: Any) -> None:
         help="after how long a silence a process counts as lost (60)",
     )
     train.set_defaults(run=_train, parser=train)
+
+
+def _add_evaluate(commands: Any) -> None:
+    evaluate = commands.add_parser(
+        "evaluate", help="evaluate a trained or imported model", allow_abbrev=False
+    )
+    evaluate.add_argument("path", nargs="?", type=pathlib.Path, help="a run, or imported weights")
+    evaluate.add_argument("--workdir", type=pathlib.Path, help="the same, for a run")
+    evaluate.add_argument(
+        "--task",
+        action="append",
+        metavar="NAME",
+        help="what to measure on --data; may be given several times. Pictures: retrieval, "
+        "zero_shot, knn, linear_probe, few_shot, geometry. Texts: information_retrieval, "
+        "similarity, pair_classification, bitext. Without it: what training measures at its end",
+    )
+    evaluate.add_argument(
+        "--data", help="pictures: a source as in config.data.source; texts: a folder or a file"
+    )
+    evaluate.add_argument("--name", help="how results call the set (the name of the data)")
+    evaluate.add_argument("--split", help="which split (test, else validation)")
+    evaluate.add_argument("--classes", help="class names: imagenet, cifar10, …, or a file")
+    evaluate.add_argument("--templates", help="prompts: a set or a file (those of the classes)")
+    evaluate.add_argument(
+        "--form", choices=("clip", "siglip", "siglip2"), help="how prompts are cleaned"
+    )
+    evaluate.add_argument("--query-prompt", metavar="TEXT", help='before every query ("query: ")')
+    evaluate.add_argument("--passage-prompt", metavar="TEXT", help="before every passage")
+    evaluate.add_argument(
+        "--without-self",
+        action="store_true",
+        default=None,
+        help="leave the passage of the query's own name out",
+    )
+    evaluate.add_argument("--most", type=int, metavar="N", help="at most so many pictures")
+    evaluate.add_argument(
+        "--shots", type=int, nargs="+", metavar="K", help="examples a class (1 5 10)"
+    )
+    evaluate.add_argument(
+        "--output", type=pathlib.Path, help="the folder for evaluation.json (the model's)"
+    )
+    evaluate.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of a table"
+    )
+    evaluate.set_defaults(run=_evaluate, parser=evaluate)
+
+    compare = commands.add_parser(
+        "compare", help="evaluated runs side by side, with differences", allow_abbrev=False
+    )
+    compare.add_argument("runs", nargs="+", type=pathlib.Path, metavar="RUN")
+    compare.add_argument(
+        "--json", action="store_true", help="print one JSON object instead of a table"
+    )
+    compare.set_defaults(run=_compare, parser=compare)
 
 
 def _add_plan(commands: Any) -> None:
@@ -430,11 +477,35 @@ def _export(options: argparse.Namespace) -> int:
 def _evaluate(options: argparse.Namespace) -> int:
     import jax
 
-    from contrastive.commands.evaluate import evaluate_run
+    from contrastive.commands.evaluate import evaluate_run, evaluate_tasks, parse_options
     from contrastive.evaluation.suite import format_table
 
-    results = evaluate_run(options.workdir, devices=jax.devices())
+    path = options.path or options.workdir
+    if path is None or (options.path and options.workdir):
+        raise UserError("name the model once: contrastive evaluate PATH.")
+    names = ("data", "name", "split", "classes", "templates", "form", "query_prompt",
+             "passage_prompt", "without_self", "most", "shots")  # fmt: skip
+    given = {name: getattr(options, name) for name in names}
+    given["shots"] = options.shots and tuple(options.shots)
+    settings = parse_options(given)
+    if (settings is None) != (options.task is None):
+        raise UserError("--task and --data go together: what to measure, and on what.")
+    if settings is not None:
+        results = evaluate_tasks(
+            path, options.task, settings, output=options.output, devices=jax.devices()
+        )
+    elif options.output is not None:
+        raise UserError("--output goes with --task; a run is evaluated in its own folder.")
+    else:
+        results = evaluate_run(path, devices=jax.devices())
     print(json.dumps(results) if options.json else format_table(results))
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from contrastive.commands.compare import compare_runs
+
+    compare_runs(options.runs, as_object=options.json)
     return 0
 
 

@@ -244,7 +244,7 @@ def hardness_weights(
 
 
 class Ranks(NamedTuple):
-    """Where each query's best target stands among the keys.
+    """Where each query's best target stands among the keys; of JAX's arrays or NumPy's.
 
     Attributes:
       greater: Keys of other content that score higher.
@@ -252,34 +252,46 @@ class Ranks(NamedTuple):
       targets: Targets that share the best score; 0 for a query without a target, or with NaN.
     """
 
-    greater: Int[Array, " queries"]
-    equal: Int[Array, " queries"]
-    targets: Int[Array, " queries"]
+    greater: Int[Array | np.ndarray, " queries"]
+    equal: Int[Array | np.ndarray, " queries"]
+    targets: Int[Array | np.ndarray, " queries"]
 
-    def recall(self, k: int) -> Float[Array, " queries"]:
+    def recall(self, k: int) -> Float[Array | np.ndarray, " queries"]:
         """Probability that a target is among the first k when equal scores stand in random order.
 
         With s = clip(k − greater, 0, equal + targets) places left it is
         ``1 − C(equal, s) / C(equal + targets, s)``: with one target
-        ``clip((k − greater) / (equal + 1), 0, 1)``. NaN for a query without a target.
+        ``clip((k − greater) / (equal + 1), 0, 1)``. NaN for a query without a target. float32 of
+        JAX's arrays, float64 of NumPy's.
         """
-        equal, targets = (x.astype(jnp.float32) for x in (self.equal, self.targets))
-        places = jnp.clip((k - self.greater).astype(jnp.float32), 0.0, equal + targets)
+        xp, equal, targets = self._counts()
+        places = xp.clip((k - self.greater).astype(equal.dtype), 0.0, equal + targets)
 
-        def one_more(i: Array, missed: Array) -> Array:
-            place = jnp.asarray(i).astype(jnp.float32)
-            left = jnp.clip(equal - place, 0.0) / jnp.maximum(equal + targets - place, 1.0)
-            return missed * jnp.where(place < places, left, 1.0)
+        def one_more(i: Any, missed: Any) -> Any:
+            place = xp.asarray(i).astype(equal.dtype)
+            left = xp.maximum(equal - place, 0.0) / xp.maximum(equal + targets - place, 1.0)
+            return missed * xp.where(place < places, left, 1.0)
 
-        missed = jax.lax.fori_loop(0, k, one_more, jnp.ones_like(equal))
-        hit = jnp.where(targets == 1, jnp.minimum(places / (equal + 1), 1.0), 1.0 - missed)
-        return jnp.where(targets > 0, hit, jnp.nan)
+        if xp is np:
+            missed = np.ones_like(equal)
+            for i in range(int(places.max(initial=0))):
+                missed = one_more(i, missed)
+        else:
+            missed = jax.lax.fori_loop(0, k, one_more, jnp.ones_like(equal))
+        hit = xp.where(targets == 1, xp.minimum(places / (equal + 1), 1.0), 1.0 - missed)
+        return xp.where(targets > 0, hit, xp.nan)
 
-    def expected(self) -> Float[Array, " queries"]:
-        """Expected rank of the best-placed target, from 1; NaN for a query without a target."""
-        equal, targets = (x.astype(jnp.float32) for x in (self.equal, self.targets))
-        rank = self.greater.astype(jnp.float32) + (equal + targets + 1) / (targets + 1)
-        return jnp.where(targets > 0, rank, jnp.nan)
+    def expected(self) -> Float[Array | np.ndarray, " queries"]:
+        """Expected rank of the best-placed target, from 1; NaN for a query without a target:
+        ``greater + (equal + targets + 1) / (targets + 1)``."""
+        xp, equal, targets = self._counts()
+        rank = self.greater.astype(equal.dtype) + (equal + targets + 1) / (targets + 1)
+        return xp.where(targets > 0, rank, xp.nan)
+
+    def _counts(self) -> tuple[Any, Any, Any]:
+        xp = np if isinstance(self.greater, np.ndarray) else jnp
+        dtype = np.float64 if xp is np else np.float32
+        return xp, self.equal.astype(dtype), self.targets.astype(dtype)
 
 
 def ranks(

@@ -138,6 +138,7 @@ RESUMABLE = (
     "data.threads",
     "data.prefetch",
     "data.memory_mib",
+    "data.stream.cache_gib",
 )
 
 

@@ -9,6 +9,7 @@ fail() { echo "make parity: $*" >&2; exit 1; }
 packages='torch==2.13.0 numpy open_clip_torch==3.3.0'
 bare='torchvision==0.28.0'  # without its dependencies: it would pull in another PyTorch
 sentences='transformers==5.24.0 sentence-transformers==6.2.0'  # with theirs; PyTorch is there by then
+evaluators='clip_benchmark==1.6.2 pytrec_eval-terrier==0.5.11'  # what they need is there by then
 stamp=.venv-parity/.complete
 want=$(cksum <launch/parity_environment.sh)
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ]; then exit 0; fi
@@ -39,11 +40,14 @@ pip="${PWD}/.venv-parity/bin/python -m pip install --quiet --disable-pip-version
 # open_clip's own requirements without torchvision, which would bring another PyTorch with it.
 if ! { $pip ${packages%% open_clip*} huggingface-hub safetensors regex ftfy tqdm pyyaml pillow &&
        $pip --no-deps "${packages##* }" timm "$bare" &&
-       $pip $sentences; } >"$log" 2>&1; then
+       $pip $sentences &&
+       $pip --no-deps $evaluators; } >"$log" 2>&1; then
     tail -n 5 "$log" >&2
     fail "installing failed (network, disk?). The whole log: $log. Run 'make parity' again to retry."
 fi
 .venv-parity/bin/python experiments/benchmarks/peer_open_clip.py --check || fail "open_clip does not run there."
 .venv-parity/bin/python -W ignore experiments/benchmarks/peer_sentence.py --help >/dev/null ||
     fail "sentence-transformers does not run there."
+.venv-parity/bin/python -W ignore experiments/benchmarks/peer_evaluation.py --check ||
+    fail "the libraries of evaluations do not run there."
 echo "$want" >"$stamp"

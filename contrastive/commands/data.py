@@ -22,7 +22,7 @@ from contrastive.data.pipeline import BatchLoader, open_source
 from contrastive.data.records import InMemorySource, Source
 from contrastive.data.survey import Survey, survey
 from contrastive.data.tokenizer import Tokenizer, load_tokenizer
-from contrastive.errors import DataError, UserError
+from contrastive.errors import DataError, NoSuchSplit, UserError
 from contrastive.recipe import Recipe
 from contrastive.reporting.sheet import Tile, write_tiles
 
@@ -56,9 +56,10 @@ def index(recipe: Recipe, *, workers: int, stream: Any = None) -> int:
                 workers=workers,
                 progress=_progress(stream, "tars"),
             )
-        except DataError:
+        except files.NothingThere:
             if split == "train":
                 raise
+            print(f"{pattern}: there are none.", file=stream)
             continue  # there need not be every split
         left_out = f", {found.errors.summary()} left out" if len(found.errors) else ""
         print(
@@ -198,7 +199,7 @@ def _split_sizes(config: DataConfig, train: Source) -> dict[str, int]:
     for split in _SPLITS[1:]:
         try:
             sizes[split] = len(open_source(config, split))
-        except DataError:
+        except NoSuchSplit:
             continue
     return sizes
 

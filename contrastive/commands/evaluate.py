@@ -1,24 +1,130 @@
 """``contrastive evaluate`` and the last act of ``contrastive train``."""
 
+import io
 import json
 import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from contrastive.evaluation.suite import Results, evaluate
+import numpy as np
+
+from contrastive.errors import UserError
+from contrastive.evaluation.measured import Measured
+from contrastive.evaluation.suite import evaluate
+from contrastive.evaluation.tasks import TaskOptions, run_tasks
 from contrastive.inference import Model
 from contrastive.loading import load
 from contrastive.mesh import Devices
 from contrastive.recipe import Recipe, read_recipe
 from contrastive.whole import whole_file
 
-
-def evaluate_run(workdir: pathlib.Path, *, devices: Devices) -> Results:
-    """Measures the newest checkpoint of a run and writes ``evaluation.json``."""
-    return save_evaluation(workdir, load(workdir, devices=devices), read_recipe(workdir))
+NUMBERS, LISTS = "evaluation.json", "evaluation.npz"
 
 
-def save_evaluation(workdir: pathlib.Path, model: Model, recipe: Recipe) -> Results:
-    """Measures a model and writes ``evaluation.json``, whole or not at all."""
-    results = evaluate(model, recipe, quick=False)
-    with whole_file(workdir / "evaluation.json") as path:
-        path.write_text(json.dumps(results, indent=2) + "\n")
+def evaluate_run(workdir: pathlib.Path, *, devices: Devices) -> Measured:
+    """Measures the newest checkpoint of a run on the data of its recipe and writes
+    ``evaluation.json``."""
+    model = load(workdir, devices=devices)
+    return save_evaluation(workdir, model, read_recipe(workdir), devices=devices)
+
+
+def evaluate_tasks(
+    path: pathlib.Path,
+    tasks: Sequence[str],
+    options: TaskOptions,
+    *,
+    output: pathlib.Path | None = None,
+    devices: Devices,
+) -> Measured:
+    """Measures whatever :func:`contrastive.load` opens, and adds to ``evaluation.json``.
+
+    Args:
+      path: A run, or imported weights.
+      tasks: Keys of :data:`contrastive.evaluation.tasks.TASKS`.
+      options: The data.
+      output: The folder of ``evaluation.json``; None: ``path``, or the folder it is in.
+      devices: Where to compute.
+    """
+    model = load(path, devices=devices)
+    results = run_tasks(model, tasks, options, devices=devices)
+    write_results(output or (path if path.is_dir() else path.parent), results)
     return results
+
+
+def save_evaluation(
+    workdir: pathlib.Path, model: Model, recipe: Recipe, *, devices: Devices | None = None
+) -> Measured:
+    """Measures a model on the data of its recipe and writes ``evaluation.json``."""
+    results = evaluate(model, recipe, quick=False, devices=devices)
+    write_results(workdir, results)
+    return results
+
+
+def write_results(folder: pathlib.Path, results: Measured) -> None:
+    """Writes ``evaluation.json`` (numbers), and ``evaluation.npz`` (the values that they are the
+    means of, and what pages draw), whole or not at all. What the files say of other sets and tasks
+    stays."""
+    folder.mkdir(parents=True, exist_ok=True)
+    before = read_results(folder) if (folder / NUMBERS).is_file() else Measured()
+    measured = {_task(name) for name in results}
+    kept = Measured(
+        {name: value for name, value in before.items() if _task(name) not in measured},
+        {name: value for name, value in before.each.items() if _task(name) not in measured},
+        {name: value for name, value in before.drawn.items() if _task(name) not in measured},
+    ).add(results)
+    with whole_file(folder / NUMBERS) as path:
+        path.write_text(json.dumps(dict(sorted(kept.items())), indent=2) + "\n")
+    lists = {f"each/{name}": _small(values) for name, values in kept.each.items()}
+    lists |= {f"drawn/{name}": _small(values) for name, values in kept.drawn.items()}
+    out = io.BytesIO()
+    np.savez_compressed(out, allow_pickle=False, **lists)
+    with whole_file(folder / LISTS) as path:
+        path.write_bytes(out.getvalue())
+
+
+def _task(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _small(values: np.ndarray) -> np.ndarray:
+    return values.astype(np.float32) if values.dtype == np.float64 else values
+
+
+def read_results(folder: pathlib.Path) -> Measured:
+    """What :func:`write_results` wrote; of an older or incomplete folder the numbers alone.
+
+    Raises:
+      UserError: There is no ``evaluation.json``, or it is damaged.
+    """
+    file = folder / NUMBERS
+    if not file.is_file():
+        raise UserError(
+            f"{folder} has not been evaluated: there is no {file}. `contrastive evaluate {folder}` "
+            "makes it."
+        )
+    try:
+        results = Measured(json.loads(file.read_text(encoding="utf-8")))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{file} is damaged: {error}.") from error
+    if (folder / LISTS).is_file():
+        with np.load(folder / LISTS, allow_pickle=False) as lists:
+            for name in lists.files:
+                kind, _, metric = name.partition("/")
+                (results.each if kind == "each" else results.drawn)[metric] = lists[name]
+    return results
+
+
+def parse_options(given: Mapping[str, Any]) -> TaskOptions | None:
+    """The options that the command line gave; None where no data was named.
+
+    Raises:
+      UserError: Options of tasks without ``--data``, numbers out of range.
+    """
+    values = {name: value for name, value in given.items() if value is not None}
+    if "data" not in values:
+        if values:
+            raise UserError(f"--{next(iter(values)).replace('_', '-')} needs --data, and --task.")
+        return None
+    if values.get("most", 1) < 1 or min(values.get("shots", (1,))) < 1:
+        raise UserError("--most and --shots have to be at least 1.")
+    return TaskOptions(**values)

@@ -21,7 +21,7 @@ from contrastive.data.records import Source
 from contrastive.data.sources import open_source
 from contrastive.data.transforms import decode_image, square
 from contrastive.errors import NoSuchSplit, UserError
-from contrastive.evaluation import ranking
+from contrastive.evaluation.neighbours import neighbours
 from contrastive.inference import Model
 from contrastive.loading import load
 from contrastive.mesh import Devices
@@ -90,7 +90,7 @@ def search(
 
 def nearest(model: Model, gallery: Gallery, query: str, count: int) -> list[Found]:
     """The pictures nearest to a text, best first; equal files are shown once."""
-    best, scores = ranking.top(model.encode_text([query]), gallery.rows, len(gallery.rows))
+    best, scores = neighbours(model.encode_text([query]), gallery.rows, len(gallery.rows))
     found: dict[bytes, Found] = {}
     for i, score in zip(best[0], scores[0], strict=True):
         key, name, encoded = gallery.describe(int(i))

@@ -17,7 +17,7 @@ from contrastive import config as config_lib
 from contrastive import mesh as mesh_lib
 from contrastive.assembly import Program, make_program
 from contrastive.commands import workdir as workdir_lib
-from contrastive.commands.evaluate import save_evaluation
+from contrastive.commands.evaluate import LISTS, NUMBERS, save_evaluation
 from contrastive.data.pipeline import BatchLoader, open_batches, open_source
 from contrastive.data.tokenizer import Tokenizer, load_tokenizer
 from contrastive.errors import ConfigError
@@ -138,7 +138,7 @@ class _Run:
         self.profiler = Profiler(workdir, recipe.train.profiled(), processes)
         self.newest_step, self.newest = 0, {}  # what was measured at the last step that was logged
         self.stopped_by = 0  # the signal that ended the run, in whichever process it arrived
-        self._evaluation = workdir / "evaluation.json"
+        self._evaluation = workdir / NUMBERS
         self.terminal = logs.Terminal(recipe.total_steps, stream=stream)
         self.metrics = logs.MetricsFile(workdir / "metrics.jsonl") if processes.first else None
         self.checkpoints = checkpoint.Checkpointer(
@@ -269,7 +269,8 @@ class _Run:
     ) -> tuple[TrainState, int]:
         recipe = self.recipe
         if self.processes.first:
-            self._evaluation.unlink(missing_ok=True)  # what an earlier `evaluate` said of this run
+            for name in (NUMBERS, LISTS):  # what an earlier `evaluate` said of this run
+                (self.workdir / name).unlink(missing_ok=True)
         step_fn = program.step(self.graphdef)
         hooks = loop.Hooks(
             log=self._log,
@@ -355,8 +356,12 @@ class _Run:
         self.newest |= metrics
 
     def _evaluate_quickly(self, step: int, state: TrainState) -> None:
-        results = evaluate(self._model(state), self.recipe, quick=True)
-        metrics = {f"evaluation/{name}": float(value) for name, value in results.items()}
+        results = evaluate(self._model(state), self.recipe, quick=True, devices=self.devices)
+        metrics = {
+            f"evaluation/{name}": value
+            for name, value in results.items()
+            if isinstance(value, float)
+        }
         self._measured(step, metrics)
         self._write(step, metrics)
 
@@ -401,7 +406,7 @@ class _Run:
                 results = json.loads(self._evaluation.read_text())
             else:
                 self.terminal.say("Evaluating ...")
-                results = save_evaluation(target, model, self.recipe)
+                results = save_evaluation(target, model, self.recipe, devices=self.devices)
             self.terminal.say(format_table(results))
             self.watchdog.begins("writing the report")
             page = write_report(target, model=model)

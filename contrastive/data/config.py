@@ -17,6 +17,7 @@ from contrastive.data.picture_config import (
     ViewsConfig,
 )
 from contrastive.data.records import Pairs
+from contrastive.data.stream_config import StreamConfig
 from contrastive.errors import ConfigError
 
 Format = Literal[
@@ -29,6 +30,7 @@ Format = Literal[
     "parquet",
     "arrow",
     "array_record",
+    "tfrecord",
     "tfds",
     "webdataset",
     "image_folder",
@@ -42,6 +44,7 @@ _FORMAT_OF_SUFFIX: dict[str, Format] = {
     ".arrow": "arrow",
     ".array_record": "array_record",
     ".arrayrecord": "array_record",
+    ".tfrecord": "tfrecord",
     ".tar": "webdataset",
 }
 # The group of settings that a format reads; the others read "fields".
@@ -315,6 +318,7 @@ class DataConfig:
     views: ViewsConfig = dataclasses.field(default_factory=ViewsConfig)
     csv: CsvConfig = dataclasses.field(default_factory=CsvConfig)
     fields: FieldsConfig = dataclasses.field(default_factory=FieldsConfig)
+    stream: StreamConfig = dataclasses.field(default_factory=StreamConfig)
     emoji: EmojiConfig = dataclasses.field(default_factory=EmojiConfig)
     synthetic: SyntheticConfig = dataclasses.field(default_factory=SyntheticConfig)
     # When samples are checked: all before the first batch, and bad ones are left out; or as they
@@ -359,6 +363,15 @@ class DataConfig:
                 f"config.data.emoji has no effect with config.data.source = {self.source!r}."
             )
         self._check_resize()
+        if not self.stream.lanes:
+            _check_unused(
+                "config.data.stream", self.stream, ("window", "cache_gib"), "without lanes"
+            )
+        elif (kind or "webdataset") != "webdataset" or self.check == "before":
+            raise ConfigError(
+                "config.data.stream.lanes is for webdataset tars that are checked as they are "
+                f"read; config.data.source = {self.source!r}, check = {self.check!r}."
+            )
         self.tokenizer.check_length(self.text_length)
         least_of = {"image_size": 1, "text_length": 1, "memory_mib": 0, "threads": 0, "prefetch": 0}
         for name, least in least_of.items():
@@ -507,6 +520,6 @@ def _format_of_folder(folder: pathlib.Path) -> Format:
     names = (str(path) for path in (*folder.iterdir(), *folder.glob("data/*")))
     formats = collections.Counter(_format_of_name(name) for name in names)
     for found, _ in formats.most_common():
-        if found in ("parquet", "arrow", "webdataset", "array_record"):
+        if found in ("parquet", "arrow", "webdataset", "array_record", "tfrecord"):
             return found
     return "image_folder"

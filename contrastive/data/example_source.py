@@ -1,4 +1,4 @@
-"""ArrayRecord files and tensorflow-datasets builders: serialised ``tf.train.Example``s by number.
+"""ArrayRecord, TFRecord, tensorflow-datasets builders: serialised ``tf.train.Example``s by number.
 
 Nothing of TensorFlow is needed: the protocol buffer is read as it is, encoded pictures stay bytes.
 """
@@ -9,7 +9,7 @@ import io
 import os
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int64
@@ -21,9 +21,8 @@ from contrastive.data.fields import Fields
 from contrastive.data.records import DataErrors, Pairs, Record, SampleError
 from contrastive.data.splits import HELD_OUT, check_split, fraction, nonempty
 from contrastive.data.text_fields import TextFields, settle
+from contrastive.data.tfrecords import Shard, TFRecords
 from contrastive.errors import DataError, NoSuchSplit
-
-_SUFFIXES = (".array_record", ".arrayrecord")
 
 
 @runtime_checkable
@@ -56,6 +55,9 @@ class ExampleSource:
     ) -> None:
         self._payloads, self.fields, self._rows, self._name = payloads, fields, rows, name
         self.errors = DataErrors()
+        for path in payloads.cut_short if isinstance(payloads, TFRecords) else ():
+            fault = SampleError("truncated file", "its last record is cut short and left out")
+            self.errors.add(-1, path, fault)
         part = hashlib.blake2b(rows.tobytes(), digest_size=8).hexdigest()
         self.fingerprint = fingerprint + part + fields.fingerprint
 
@@ -104,29 +106,48 @@ def make_example(features: dict[str, bytes | list[bytes] | int]) -> bytes:
     return example.SerializeToString(deterministic=True)
 
 
-def open_array_record(
-    pattern: str, split: str, config: FieldsConfig, pairs: Pairs
+def open_records(
+    kind: Literal["array_record", "tfrecord"],
+    pattern: str,
+    split: str,
+    config: FieldsConfig,
+    pairs: Pairs,
 ) -> ExampleSource:
-    """Opens the records of a split of ArrayRecord files as a kind of pairs.
+    """Opens the records of a split of ArrayRecord or TFRecord files as a kind of pairs.
 
     Raises:
       DataError: Files, features or the split are missing, or there is no record.
     """
-    from array_record.python import array_record_data_source
-
     where, named = files.of_split(pattern, split)
-    paths = files.expand(where, _SUFFIXES)
+    paths = files.expand(where, _SUFFIXES[kind])
     try:
-        payloads = array_record_data_source.ArrayRecordDataSource(paths)
+        payloads = _OPEN[kind](paths)
         count = len(payloads)
     except Exception as error:
-        raise DataError(f"{where} cannot be read as ArrayRecord: {error}.") from error
+        raise DataError(f"{where} cannot be read as {kind}: {error}.") from error
     digest = hashlib.blake2b(digest_size=8)
     for path in paths:
         digest.update(f"{os.path.basename(path)} {files.stamp(path)[0]}".encode())
     fields = settle(pairs, config, _features(payloads, count, where), where)
     rows = _rows(where, split, count, config, named)
     return ExampleSource(payloads, fields, rows, os.path.basename(paths[0]), digest.hexdigest())
+
+
+def _open_array_records(paths: list[str]) -> Payloads:
+    from array_record.python import array_record_data_source
+
+    return array_record_data_source.ArrayRecordDataSource(paths)
+
+
+def _open_tf_records(paths: list[str]) -> Payloads:
+    return TFRecords([Shard(path) for path in paths])
+
+
+_SUFFIXES = {"array_record": (".array_record", ".arrayrecord"), "tfrecord": (".tfrecord",)}
+_OPEN: dict[str, Callable[[list[str]], Payloads]] = {
+    "array_record": _open_array_records,
+    "tfrecord": _open_tf_records,
+}
 
 
 def open_tfds(
@@ -142,17 +163,13 @@ def open_tfds(
       DataError: There is no such builder or split, it cannot be prepared, or its features are
         missing.
     """
-    import tensorflow_datasets as tfds
-
     name, pinned = _name_and_split(source)
     builder = _builder(name, notify)
     known = list(builder.info.splits)
     wanted = pinned if pinned and split == "train" else split
     if wanted.partition("[")[0] not in known:
         raise NoSuchSplit(f"{source} has no split {wanted!r}; it has {', '.join(known)}.")
-    payloads = builder.as_data_source(
-        split=wanted, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
-    )
+    payloads = _payloads(builder, wanted)
     features, caption = builder.info.features, config.caption or "label"
     names = (
         features[caption].names if caption in features and _is_class(features[caption]) else None
@@ -162,6 +179,22 @@ def open_tfds(
     rows = np.arange(len(payloads), dtype=np.int64)
     about = f"{builder.info.full_name} {wanted} {len(payloads)} {builder.info.dataset_size}"
     return ExampleSource(payloads, fields, rows, f"{builder.name} {wanted}", about)
+
+
+def _payloads(builder: Any, split: str) -> Payloads:
+    """The records of a split, in whatever files they were prepared."""
+    import tensorflow_datasets as tfds
+
+    if builder.info.file_format == tfds.core.FileFormat.TFRECORD:
+        return TFRecords(
+            [
+                Shard(os.fspath(part.filename), part.skip, None if part.take < 0 else part.take)
+                for part in builder.info.splits[split].file_instructions
+            ]
+        )
+    return builder.as_data_source(
+        split=split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
+    )
 
 
 def _is_class(feature: Any) -> bool:

@@ -153,6 +153,16 @@ def read_at(path: str, offset: int, size: int) -> bytes:
         os.close(descriptor)
 
 
+def fetch(path: str, to: pathlib.Path) -> None:
+    """Copies a remote file.
+
+    Raises:
+      OSError: It cannot be read, or the copy not be written.
+    """
+    system, inner = _system(path)
+    system.get_file(inner, str(to))
+
+
 def open_binary(path: str) -> Any:
     """A seekable file object of bytes."""
     if not is_remote(path):

@@ -30,6 +30,7 @@ from contrastive.data.examples import (
     read_examples,
     read_pictures,
 )
+from contrastive.data.lanes import Lanes
 from contrastive.data.mixture import Mixture
 from contrastive.data.pairs import make_batch
 from contrastive.data.records import IndexedSource, SampleError, Source
@@ -37,6 +38,7 @@ from contrastive.data.sources import open_source
 from contrastive.data.synthetic import SyntheticLoader
 from contrastive.data.tokenizer import Tokenizer, load_tokenizer
 from contrastive.data.unchecked import Account, Bad, Fetched, UncheckedExamples
+from contrastive.data.webdataset import WebDatasetSource
 from contrastive.errors import DataError
 
 __all__ = [
@@ -130,6 +132,7 @@ class BatchLoader(Batches):
         self.examples: Examples | UncheckedExamples
         self._account: Account | None = None
         small = len(source) <= _BEFORE or not isinstance(source, IndexedSource)
+        small &= not config.stream.lanes
         if config.check == "before" or (config.check == "auto" and small):
             log = error_log if process_index == 0 else None
             self.examples = read_examples(source, config, error_log=log, progress=progress)
@@ -159,6 +162,8 @@ class BatchLoader(Batches):
         if isinstance(self._source, Mixture):
             usable = self.examples.index if isinstance(self.examples, Examples) else None
             order = self._source.order(usable, self._seed, self._batch_size)
+        elif self._config.stream.lanes:
+            order = self._lanes()
         else:
             order = grain.MapDataset.range(len(self.examples))
             order = order.shuffle(seed=shuffle_seed(self._seed))
@@ -170,6 +175,18 @@ class BatchLoader(Batches):
             threads = min(threads, 1)  # nothing is decoded, so several wait for the interpreter
         options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead)
         return parts[index::count].map_with_index(self._load).to_iter_dataset(options)
+
+    def _lanes(self) -> grain.MapDataset[int]:
+        """The order of tars that are read one after another."""
+        assert isinstance(self._source, WebDatasetSource)
+        stream = self._config.stream
+        return Lanes(
+            self._source.starts,
+            lanes=stream.lanes,
+            window=stream.window,
+            batch_size=self._batch_size,
+            seed=self._seed,
+        ).order()
 
     def _load(self, step: int, rows: list[int]) -> _Loaded:
         """One process's rows of global batch ``step``."""

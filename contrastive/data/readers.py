@@ -26,10 +26,10 @@ def open_reader(config: DataConfig, kind: Format, split: str) -> Source:
         from contrastive.data.arrow_source import open_table
 
         return open_table(source, kind, split, fields, pairs)
-    if kind == "array_record":
-        from contrastive.data.example_source import open_array_record
+    if kind in ("array_record", "tfrecord"):
+        from contrastive.data.example_source import open_records
 
-        return open_array_record(source, split, fields, pairs)
+        return open_records(kind, source, split, fields, pairs)
     if kind == "tfds":
         from contrastive.data.example_source import open_tfds
 
@@ -47,6 +47,7 @@ def _open_webdataset(config: DataConfig, split: str) -> Source:
     import numpy as np
 
     from contrastive.data import webdataset
+    from contrastive.data.shard_cache import ShardCache
     from contrastive.data.splits import HELD_OUT, check_split, nonempty
 
     pattern, named = files.of_split(config.source, split)
@@ -57,11 +58,16 @@ def _open_webdataset(config: DataConfig, split: str) -> Source:
     index, fields = webdataset.tar_index(
         pattern, config.fields, cache, captions=captions, on_first_use=True
     )
+    read_at = files.read_at
+    if config.stream.lanes:
+        room = int(config.stream.cache_gib * 2**30)
+        read_at = ShardCache(cache / "tars", room).read_at
     share = config.fields.held_out_share
     if named or (not share and split == "train"):
-        return webdataset.WebDatasetSource(index, fields)
+        return webdataset.WebDatasetSource(index, fields, read_at=read_at)
     chosen = webdataset.held_out(index, share) == (split == HELD_OUT)
     small = np.uint32 if len(index) < 1 << 32 else np.int64
     rows = np.flatnonzero(chosen).astype(small)
     setting = f"config.data.fields.held_out_share = {share}"
-    return webdataset.WebDatasetSource(index, fields, nonempty(pattern, split, rows, setting))
+    rows = nonempty(pattern, split, rows, setting)
+    return webdataset.WebDatasetSource(index, fields, rows, read_at)

@@ -118,7 +118,8 @@ class UncheckedExamples:
                 check_words(record, self._pairs)
                 pictures = self._read(record, keys[i : i + 1])
             except SampleError as error:
-                bad.append(Bad(index, error.key or key, error))
+                # a copy: the error itself holds on to its traceback, and that to whole batches
+                bad.append(Bad(index, error.key or key, SampleError(error.reason, error.detail)))
                 weight[i] = 0.0
                 record = Record(image=b"", caption="", keywords=[], id=-1, key=key)
                 pictures, identity = self._blank, UNKNOWN

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Integer, UInt32
+from jaxtyping import Bool, Int64, Integer, UInt32
 
 from contrastive.data import files
 from contrastive.data.config import FieldsConfig
@@ -45,6 +45,7 @@ _VERSION = 1
 _LOOKED_AT = 20  # JSON members that are looked at to see which values there are
 _log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
+ReadAt = Callable[[str, int, int], bytes]
 
 
 class _Layout(NamedTuple):
@@ -283,12 +284,17 @@ class WebDatasetSource:
       index: Where they are.
       fields: Which member is what.
       rows: Which of them, as numbers in the index; None: all.
+      read_at: How bytes are read from a tar.
     """
 
     def __init__(
-        self, index: TarIndex, fields: Fields, rows: Integer[np.ndarray, " n"] | None = None
+        self,
+        index: TarIndex,
+        fields: Fields,
+        rows: Integer[np.ndarray, " n"] | None = None,
+        read_at: ReadAt = files.read_at,
     ) -> None:
-        self._index, self.fields, self._rows = index, fields, rows
+        self._index, self.fields, self._rows, self._read_at = index, fields, rows, read_at
         part = "" if rows is None else hashlib.blake2b(rows.tobytes(), digest_size=8).hexdigest()
         self.fingerprint = index.fingerprint + part
         self.errors = index.errors
@@ -300,6 +306,13 @@ class WebDatasetSource:
         shard, row = self._place(index)
         key, values = self._read(shard, row, range(len(self._index.members)))
         return self.fields.record(values, base=shard, key=key)
+
+    @property
+    def starts(self) -> Int64[np.ndarray, " tars"]:
+        """Number of the first sample of each tar, and the number of all."""
+        if self._rows is None:
+            return self._index.starts
+        return np.searchsorted(self._rows, self._index.starts).astype(np.int64)
 
     def text(self, index: int, /) -> tuple[str, list[str]]:
         """Caption and keywords of a sample without reading its picture."""
@@ -322,7 +335,9 @@ class WebDatasetSource:
         where = f"{name}/block {row[0]}"
         present = [m for m in members if row[2 * m]]
         try:
-            chunks = _read_blocks(shard, [(row[2 * m], row[2 * m + 1]) for m in present])
+            chunks = _read_blocks(
+                shard, [(row[2 * m], row[2 * m + 1]) for m in present], self._read_at
+            )
             values: dict[str, Any] = {}
             for member, data in zip(present, chunks, strict=True):
                 header = parse_header(data[:BLOCK])
@@ -352,7 +367,7 @@ class WebDatasetSource:
         return values | {name: content.get(name[len(JSON) :]) for name in inside}
 
 
-def _read_blocks(shard: str, places: Sequence[tuple[int, int]]) -> list[bytes]:
+def _read_blocks(shard: str, places: Sequence[tuple[int, int]], read_at: ReadAt) -> list[bytes]:
     """Each member with the header before it; neighbours in one read.
 
     Raises:
@@ -364,8 +379,8 @@ def _read_blocks(shard: str, places: Sequence[tuple[int, int]]) -> list[bytes]:
     end = max(block * BLOCK + size for block, size in places)
     wanted = sum(size for _, size in places)
     if end - begin - wanted > _NEAR:
-        return [chunk for place in places for chunk in _read_blocks(shard, [place])]
-    data = files.read_at(shard, begin, end - begin)
+        return [chunk for place in places for chunk in _read_blocks(shard, [place], read_at)]
+    data = read_at(shard, begin, end - begin)
     if len(data) < end - begin:
         raise TarFault("the archive ends before the sample")
     starts = [block * BLOCK - BLOCK - begin for block, _ in places]

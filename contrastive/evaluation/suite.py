@@ -1,28 +1,25 @@
 """All measurements of a model, each beside chance and what no learning would give."""
 
 import dataclasses
+import hashlib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
-import jax
 import numpy as np
 
 from contrastive.data.config import DataConfig
 from contrastive.errors import ConfigError
-from contrastive.evaluation import retrieval, zero_shot
+from contrastive.evaluation import retrieval, shape, zero_shot
 from contrastive.evaluation.baselines import raw_pixel_scores
+from contrastive.evaluation.measured import Measured
 from contrastive.evaluation.ranking import rank_scores
 from contrastive.evaluation.sets import EvaluationSet, KnownPictures, known_emoji, load_sets
 from contrastive.evaluation.table import format_table
-from contrastive.geometry import alignment, uniformity
-from contrastive.logits import LogitPartition
+from contrastive.mesh import Devices
 
-__all__ = ["EvaluationConfig", "Results", "evaluate", "evaluate_set", "format_table"]
+__all__ = ["EvaluationConfig", "evaluate", "evaluate_set", "format_table"]
 
-Results = dict[str, float | str]
-_alignment = jax.jit(alignment)
-_uniformity = jax.jit(partial(uniformity, partition=LogitPartition()))
 # Seed of the untrained twin; any will do, it stands for having learned nothing.
 UNTRAINED_SEED = 1
 # What the baselines are compared in.
@@ -32,6 +29,7 @@ _COMPARED = (
     "mean_rank",
     "top",
     "mean_per_class",
+    "r_precision",
     "alignment",
     "uniformity",
 )
@@ -80,91 +78,122 @@ class EvaluationSettings(Protocol):
     def eval(self) -> EvaluationConfig: ...
 
 
-def evaluate(model: Encoder, recipe: EvaluationSettings, *, quick: bool = False) -> Results:
+def evaluate(
+    model: Encoder,
+    recipe: EvaluationSettings,
+    *,
+    quick: bool = False,
+    devices: Devices | None = None,
+) -> Measured:
     """Retrieval both ways, zero-shot classification and geometry on every set.
 
     Args:
       model: Encodes pictures and texts.
       recipe: The run's data and evaluation settings.
       quick: Fewer pictures, no baselines but chance, numbers only: for use during training.
+      devices: The ranking is cut over them; those of several processes, where all of them evaluate.
 
     Returns:
       ``{"SET/TASK/METRIC": value}``; a metric's chance level is beside it as ``METRIC_chance``, the
       baselines as ``METRIC_raw_pixels`` and ``METRIC_random_init``. Sizes are recorded as
       ``queries``, ``gallery``, ``images``, ``classes``, ``templates``, and (not when quick) the
-      split and the name of the template set as strings. Empty if there is nothing to evaluate on.
+      split, a digest of the set and the name of the template set as strings. Empty if there is
+      nothing to evaluate on.
     """
     config = recipe.eval
     most = config.quick_pictures if quick else config.pictures
     sets = load_sets(recipe.data, most=most)
-    results: Results = {}
+    results = Measured()
     encode_text = _Texts(model)
+    classes = zero_shot.ClassRows(encode_text)
     for one in sets:
-        results |= _prefixed(one.name, evaluate_set(model, encode_text, one, config))
+        found = evaluate_set(model, encode_text, classes, one, config, devices, drawn=not quick)
+        results.add(found, one.name)
     if quick:
         return results
     for one in sets:
         results[f"{one.name}/split"] = one.name
+        results[f"{one.name}/content"] = digest([*one.keys, *one.texts])
         if one.classes is not None:
             results[f"{one.name}/zero_shot/template_set"] = config.templates
     if config.baselines:
-        results |= _untrained(model, sets, config)
+        results |= _untrained(model, sets, config, devices)
         if recipe.data.source == "emoji":
             results |= _raw_pixels(sets, known_emoji(recipe.data))
-    return dict(sorted(results.items()))
+    return Measured(dict(sorted(results.items())), results.each, results.drawn)
+
+
+def digest(names: Sequence[str]) -> str:
+    """Equal sets have equal digests, so that results on them can be compared query by query."""
+    content = hashlib.blake2b(digest_size=8)
+    for name in names:
+        content.update(name.encode("utf-8", "surrogatepass") + b"\0")
+    return content.hexdigest()
 
 
 def evaluate_set(
-    model: Encoder, encode_text: zero_shot.EncodeText, one: EvaluationSet, config: EvaluationConfig
-) -> dict[str, float]:
+    model: Encoder,
+    encode_text: zero_shot.EncodeText,
+    classes: zero_shot.ClassRows,
+    one: EvaluationSet,
+    config: EvaluationConfig,
+    devices: Devices | None = None,
+    *,
+    drawn: bool = False,
+) -> Measured:
     """``{"TASK/METRIC": value}`` of one set."""
     images = model.encode_image(one.images)
     texts = encode_text(one.texts)
     named = np.isin(one.text_ids, one.ids)
-    compare = partial(
-        retrieval.retrieval_metrics, block_rows=config.block_rows, block_cols=config.block_cols
-    )
-    found = compare(images, texts, one.ids, one.text_ids)
-    results = _prefixed("image_to_text", found)
+    blocks = {"block_rows": config.block_rows, "block_cols": config.block_cols}
+    compare = partial(retrieval.retrieval_metrics, **blocks, devices=devices)
+    results = Measured()
+    results.add(compare(images, texts, one.ids, one.text_ids), "image_to_text")
     found = compare(texts[named], images, one.text_ids[named], one.ids)
-    results |= _prefixed("text_to_image", found)
+    results.add(found, "text_to_image")
     if one.classes is not None and one.labels is not None:
         templates = zero_shot.TEMPLATES[config.templates]
-        class_labels, classes = zero_shot.class_embeddings(encode_text, one.classes, templates)
-        found = zero_shot.classification_metrics(images, one.labels, class_labels, classes)
-        found |= {"templates": len(templates), "texts": len(templates) * len(class_labels)}
-        results |= _prefixed("zero_shot", found)
-    return results | _prefixed("geometry", _geometry(images, texts, one))
+        labels, rows = classes(one.classes, templates)
+        found = zero_shot.classification_metrics(images, one.labels, labels, rows, devices=devices)
+        found |= {"templates": float(len(templates)), "texts": float(len(templates) * len(labels))}
+        results.add(found, "zero_shot")
+    own = texts[_first_of(one.text_ids, one.ids)]
+    found = shape.geometry_metrics(images, own, one.ids, scale=getattr(model, "scale", None))
+    if drawn:
+        found.drawn |= shape.histograms(images, own, one.ids)
+    return results.add(found, "geometry")
 
 
-def _geometry(images: np.ndarray, texts: np.ndarray, one: EvaluationSet) -> dict[str, float]:
-    first = {int(identity): row for row, identity in reversed(list(enumerate(one.text_ids)))}
-    own = texts[[first[int(identity)] for identity in one.ids]]
-    results = {"alignment": float(_alignment(images, own))}
-    if len(images) > 1:
-        results["uniformity_images"] = float(_uniformity(images))
-        results["uniformity_texts"] = float(_uniformity(own))
-    return results
+def _first_of(ids: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """The first place of each of the wanted ids."""
+    known, first = np.unique(ids, return_index=True)
+    return first[np.searchsorted(known, wanted)]
 
 
-def _untrained(model: Encoder, sets: Sequence[EvaluationSet], config: EvaluationConfig) -> Results:
+def _untrained(
+    model: Encoder,
+    sets: Sequence[EvaluationSet],
+    config: EvaluationConfig,
+    devices: Devices | None,
+) -> dict[str, Any]:
     """The same architecture with the parameters that training starts from."""
     twin = model.untrained(UNTRAINED_SEED)
     encode_text = _Texts(twin)
-    results: Results = {}
+    classes = zero_shot.ClassRows(encode_text)
+    results: dict[str, Any] = {}
     for one in sets:
-        found = evaluate_set(twin, encode_text, one, config)
+        found = evaluate_set(twin, encode_text, classes, one, config, devices)
         results |= _prefixed(one.name, _compared(found, "random_init"))
     return results
 
 
-def _raw_pixels(sets: Sequence[EvaluationSet], known: KnownPictures) -> Results:
+def _raw_pixels(sets: Sequence[EvaluationSet], known: KnownPictures) -> dict[str, Any]:
     """The name, or the class, of the training drawing with the nearest pixels.
 
     A concept without a training drawing cannot be named that way: it is never found, and a set of
     such concepts is only classified. The set of training drawings is left out.
     """
-    results: Results = {}
+    results: dict[str, Any] = {}
     for one in sets:
         if one.name == "train":
             continue
@@ -191,7 +220,7 @@ def _prefixed(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{prefix}/{name}": float(value) for name, value in values.items()}
 
 
-def _compared(values: Mapping[str, float], baseline: str) -> dict[str, float]:
+def _compared(values: Mapping[str, Any], baseline: str) -> dict[str, Any]:
     kept = {}
     for path, value in values.items():
         metric = path.rpartition("/")[2]

@@ -21,7 +21,33 @@ TITLES = {
     "image_to_text": "image → text",
     "text_to_image": "text → image",
     "zero_shot": "zero-shot",
+    "knn": "nearest neighbours",
+    "linear_probe": "linear probe",
+    "few_shot": "few examples",
+    "information_retrieval": "retrieval of texts",
+    "similarity": "similarity",
+    "pair_classification": "duplicates",
+    "bitext": "bitext",
 }
+# What is shown of the tasks that have no table of their own.
+_SHOWN = {
+    "knn": ("top1", "top1_low", "top1_high"),
+    "linear_probe": ("top1", "top1_low", "top1_high"),
+    "few_shot": ("top1@",),
+    "information_retrieval": ("ndcg@10", "mrr@10", "map", "recall@10", "recall@100"),
+    "similarity": ("spearman", "pearson"),
+    "pair_classification": ("average_precision", "f1", "accuracy"),
+    "bitext": ("accuracy", "accuracy_back", "f1"),
+}
+_COUNTS = ("queries", "pairs", "images")
+_GEOMETRY = {
+    "effective_rank_images": "effective rank, images",
+    "effective_rank_texts": "effective rank, texts",
+    "modality_gap": "modality gap",
+    "information_bound": "information, nats",
+    "information_ceiling": "its ceiling, log N",
+}
+SHAPE_TITLES = tuple(_GEOMETRY.values())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +96,51 @@ def geometry_rows(results: Mapping[str, Any]) -> list[GeometryRow]:
     ]
 
 
+@dataclasses.dataclass(frozen=True)
+class TaskRow:
+    """One task on one set: its main numbers by name, in order; None = not defined."""
+
+    group: str
+    task: str
+    count: int  # of queries, pairs or pictures
+    numbers: Mapping[str, float | None]
+
+
+def task_rows(results: Mapping[str, Any]) -> list[TaskRow]:
+    """The results of tasks other than retrieval across towers and zero-shot."""
+    rows = []
+    for group in _groups(results):
+        for task, shown in _SHOWN.items():
+            start = f"{group}/{task}/"
+            found = {k.removeprefix(start): v for k, v in results.items() if k.startswith(start)}
+            names = [
+                name
+                for wanted in shown
+                for name in found
+                if name == wanted or (wanted.endswith("@") and name.startswith(wanted))
+            ]
+            if names:
+                count = next((int(found[name]) for name in _COUNTS if name in found), 0)
+                numbers = {name: found[name] for name in names}
+                rows.append(TaskRow(group, task, count, numbers))
+    return rows
+
+
+def shape_rows(results: Mapping[str, Any]) -> list[tuple[str, dict[str, float], bool]]:
+    """Set, how its rows lie by plain names, and whether they have collapsed."""
+    rows = []
+    for group in _groups(results):
+        start = f"{group}/geometry/"
+        found = {
+            title: float(results[start + name])
+            for name, title in _GEOMETRY.items()
+            if start + name in results
+        }
+        if found:
+            rows.append((group, found, bool(results.get(start + "collapsed"))))
+    return rows
+
+
 def _groups(results: Mapping[str, Any]) -> list[str]:
     """The sets in the order in which people read them."""
     order = list(TITLES)
@@ -114,9 +185,33 @@ def table_rows(results: Mapping[str, Any]) -> list[TableRow]:
 
 def format_table(results: Mapping[str, Any], *, width: int = 100) -> str:
     """The results as a table for the terminal: shares of queries, beside chance and baselines."""
-    rows = table_rows(results)
-    if not rows:
+    out = io.StringIO()
+    console = Console(file=out, width=width, color_system=None, highlight=False)
+    rows, tasks, shapes = table_rows(results), task_rows(results), shape_rows(results)
+    if not (rows or tasks or shapes):
         return "Nothing was evaluated: the data has no split to evaluate on."
+    if rows:
+        console.print(_ranking_table(rows))
+        console.print(
+            "R@k: share of queries with a right answer among the first k (zero-shot: top-k)."
+        )
+        console.print("chance, pixels (nearest training picture) and untrained are for R@1.")
+    if tasks:
+        console.print(_task_table(tasks))
+    if geometry := geometry_rows(results):
+        console.print(_geometry_table(geometry))
+    if shapes:
+        console.print(_shape_table(shapes))
+    for group, _, collapsed in shapes:
+        if collapsed:
+            console.print(
+                f"Collapse: the embeddings of {TITLES.get(group, group)} are nearly the same, or "
+                "use few dimensions; see uniformity and effective rank."
+            )
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+def _ranking_table(rows: Sequence[TableRow]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("", no_wrap=True)
     table.add_column("", no_wrap=True)
@@ -150,14 +245,36 @@ def format_table(results: Mapping[str, Any], *, width: int = 100) -> str:
             median,
             *map(share, baselines),
         )
-    out = io.StringIO()
-    console = Console(file=out, width=width, color_system=None, highlight=False)
-    console.print(table)
-    console.print("R@k: share of queries with a right answer among the first k (zero-shot: top-k).")
-    console.print("chance, pixels (nearest training picture) and untrained are for R@1.")
-    if geometry := geometry_rows(results):
-        console.print(_geometry_table(geometry))
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+    return table
+
+
+def _task_table(rows: Sequence[TaskRow]) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for row in rows:
+        numbers = ", ".join(f"{name} {number(value)}" for name, value in row.numbers.items())
+        table.add_row(
+            Text(TITLES.get(row.group, row.group), "bold"),
+            TITLES[row.task],
+            f"{row.count:,}",
+            numbers,
+        )
+    return table
+
+
+def _shape_table(rows: Sequence[tuple[str, dict[str, float], bool]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("", no_wrap=True)
+    for title in SHAPE_TITLES:
+        table.add_column(title, justify="right")
+    for group, found, _ in rows:
+        cells = (f"{found[title]:.2f}" if title in found else "" for title in SHAPE_TITLES)
+        table.add_row(TITLES.get(group, group), *cells)
+    return table
+
+
+def number(value: float | None) -> str:
+    """A number of a task; a correlation may not be defined."""
+    return "undefined" if value is None else f"{value:.3f}".replace("-", "−")
 
 
 def _geometry_table(rows: Sequence[GeometryRow]) -> Table:

@@ -167,7 +167,14 @@ def recognise(source: Source) -> Family:
         if family.recognises(source):
             return family
     config = source.config
-    said = config.get("model_type") or config.get("architectures") or "no configuration"
+    if not config:
+        count = len(source.tensors)  # says so, if these are no weights at all
+        raise WeightsError(
+            f"{source.weights} has {count} tensors, and no configuration says of what "
+            "architecture: put its config.json or open_clip_config.json beside it, or name it by "
+            "--model-config. It is not known here from the tensors alone."
+        )
+    said = config.get("model_type") or config.get("architectures") or "it does not say"
     raise WeightsError(
         f"{source.folder} is of an architecture that is not known here ({said}); known are "
         f"{', '.join(family.name for family in FAMILIES)}."

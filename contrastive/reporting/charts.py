@@ -41,6 +41,7 @@ class Chart:
       share: Values are shares, shown as percentages from 0.
       zero: The axis begins at 0.
       reach: The axis goes at least this far, so that next to nothing looks like it.
+      start: Where the horizontal axis begins.
     """
 
     title: str
@@ -52,6 +53,7 @@ class Chart:
     share: bool = False
     zero: bool = False
     reach: Number = -math.inf
+    start: Number = 0.0
 
 
 def points(line: Line) -> list[tuple[float, float]]:
@@ -76,7 +78,8 @@ def render(chart: Chart, *, last_step: Number) -> str:
     scale = _Scale(chart, [found for _, found in curves], band, last_step)
     parts = [
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{html.escape(_spoken(chart, curves))}" data-last="{last_step:g}">'
+        f'aria-label="{html.escape(_spoken(chart, curves))}" data-first="{chart.start:g}" '
+        f'data-last="{last_step:g}">'
     ]
     parts += scale.axes()
     if band is not None and all(band):
@@ -131,14 +134,15 @@ class _Scale:
             wanted = [v for v in near if low - spread <= v <= high + spread]
             self.ticks = _ticks(min([low, *wanted]), max([high, *wanted]))
         self.low, self.high = self.ticks[0], self.ticks[-1]
-        self._last = max(last, 1.0)
+        self._first, self._last = chart.start, max(last, 1.0)
 
     def place(self, step: Number, value: Number) -> tuple[float, float]:
         low, high = self.low, self.high
         if self._chart.log:
             value, low, high = math.log(max(value, low)), math.log(low), math.log(high)
         share = min(max((value - low) / (high - low), 0.0), 1.0)
-        x = LEFT + (WIDTH - LEFT - RIGHT) * step / self._last
+        along = (step - self._first) / (self._last - self._first)
+        x = LEFT + (WIDTH - LEFT - RIGHT) * along
         return x, HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share
 
     def path(self, found: Sequence[tuple[float, float]]) -> str:
@@ -153,10 +157,11 @@ class _Scale:
                 f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
             )
             parts.append(f'<text x="{LEFT - 7}" y="{y + 3.5:.1f}" class="y">{text}</text>')
-        steps = _ticks(0, self._last, want=4)
-        for tick in [t for t in steps if t <= self._last]:
+        steps = _ticks(self._first, self._last, want=4)
+        for tick in [t for t in steps if self._first <= t <= self._last]:
             x, _ = self.place(tick, self.low)
-            parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 8}" class="x">{tick:,.0f}</text>')
+            text = f"{tick:,.0f}" if tick == int(tick) else number(tick)
+            parts.append(f'<text x="{x:.1f}" y="{HEIGHT - 8}" class="x">{text}</text>')
         return parts
 
     def reference(self, label: str, value: Number) -> list[str]:

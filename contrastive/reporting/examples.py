@@ -15,7 +15,8 @@ from PIL import Image
 
 from contrastive.data.config import DataConfig
 from contrastive.data.transforms import decode_image, square
-from contrastive.evaluation.ranking import rank, top
+from contrastive.evaluation.neighbours import neighbours
+from contrastive.evaluation.ranking import rank
 from contrastive.evaluation.sets import EvaluationSet, emoji_splits, load_sets
 
 SHOWN_PICTURES = 2000
@@ -130,7 +131,7 @@ class _View:
         self.names = [name_of[identity] for identity in one.ids.tolist()]
 
     def text_query(self, text: str, row: np.ndarray, right: np.ndarray) -> TextQuery:
-        best, scores = top(row[None], self.images, 6)
+        best, scores = neighbours(row[None], self.images, min(6, len(self.images)))
         every = self.images @ row
         place = int(np.sum(every > np.max(every, where=right, initial=-2.0))) + 1
         hits = [
@@ -140,7 +141,7 @@ class _View:
         return TextQuery(text, hits, int(right.sum()), place)
 
     def image_query(self, i: int) -> ImageQuery:
-        best, scores = top(self.images[i : i + 1], self.texts, 5)
+        best, scores = neighbours(self.images[i : i + 1], self.texts, min(5, len(self.texts)))
         right = self.one.text_ids == self.one.ids[i]
         hits = [
             Hit(self.one.texts[int(t)], float(score), bool(right[t]))

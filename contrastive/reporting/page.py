@@ -11,22 +11,29 @@ import json
 import math
 import pathlib
 import platform
+import zipfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
+import numpy as np
 
 from contrastive.errors import UserError
+from contrastive.evaluation.shape import BINS
 from contrastive.evaluation.table import (
+    SHAPE_TITLES,
     TITLES,
     TableRow,
     beside_untrained,
     geometry_rows,
+    number,
+    shape_rows,
     share,
     table_rows,
+    task_rows,
 )
 from contrastive.reporting import charts
-from contrastive.reporting.charts import Chart, Line
+from contrastive.reporting.charts import Chart, Line, Number
 from contrastive.reporting.examples import Examples, find_examples
 from contrastive.whole import whole_file
 
@@ -65,7 +72,8 @@ def write_report(workdir: pathlib.Path | str, *, model: Any = None) -> pathlib.P
     lines = _read_lines(workdir / "metrics.jsonl")
     results, results_from = _results(workdir, lines)
     examples, missing = _examples(workdir, model)
-    page = _render(config, lines, results, results_from, examples, missing)
+    lists = _lists(workdir / "evaluation.npz") if results_from == "final" else {}
+    page = _render(config, lines, results, results_from, lists, examples, missing)
     target = workdir / "report" / "index.html"
     target.parent.mkdir(exist_ok=True)
     with whole_file(target) as path:
@@ -104,6 +112,48 @@ def _results(workdir: pathlib.Path, lines: Lines) -> tuple[dict[str, Any], str]:
         if found:
             return found, f"quick evaluation at step {line['step']:,}"
     return {}, ""
+
+
+def _lists(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """What the evaluation left to be drawn."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            names = [name for name in file.files if name.startswith("drawn/")]
+            return {name.removeprefix("drawn/"): file[name] for name in names}
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return {}
+
+
+def shapes(lists: Mapping[str, np.ndarray]) -> list[tuple[Chart, Number]]:
+    """Cosines and spectra of the first set that has them, and where their axes end."""
+    start = next((name.rpartition("/")[0] for name in lists), None)
+    if start is None:
+        return []
+    title = TITLES.get(start.split("/")[0], start.split("/")[0])
+    middles = ((np.arange(BINS) + 0.5) * 2 / BINS - 1).tolist()
+
+    def line(label: str, name: str, places: Sequence[float] | None = None) -> Line:
+        values = lists.get(f"{start}/{name}", np.zeros(0)).tolist()
+        return Line(label, list(range(1, len(values) + 1)) if places is None else places, values)
+
+    cosines = Chart(
+        f"Cosines, {title}",
+        [
+            line("pairs", "cosines_positive", middles),
+            line("others", "cosines_negative", middles),
+        ],
+        note="Share of the pairs, and of rows that do not belong together, at each cosine.",
+        start=-1.0,
+        zero=True,
+    )
+    spectra = Chart(
+        f"Spectrum, {title}",
+        [line("images", "spectrum_first"), line("texts", "spectrum_second")],
+        note="Singular values by size, as shares of the largest; flat where all are used.",
+        log=True,
+    )
+    width = max((len(x.values) for x in spectra.lines), default=1)
+    return [(cosines, 1.0), (spectra, float(width))]
 
 
 def _examples(workdir: pathlib.Path, model: Any) -> tuple[Examples | None, str]:
@@ -272,6 +322,7 @@ def _render(
     lines: Lines,
     results: Mapping[str, Any],
     results_from: str,
+    lists: Mapping[str, np.ndarray],
     examples: Examples | None,
     missing: str,
 ) -> str:
@@ -283,6 +334,7 @@ def _render(
         "share": share,
         "cosine": _cosine,
         "beside_untrained": beside_untrained,
+        "number": number,
     }
     template = environment.from_string(files.joinpath("report.html").read_text("utf-8"))
     trained = [line for line in lines if "loss" in line]
@@ -300,6 +352,14 @@ def _render(
         results_from=results_from,
         rows=rows,
         geometry=geometry_rows(results),
+        tasks=task_rows(results),
+        shapes=shape_rows(results),
+        shape_titles=SHAPE_TITLES,
+        drawn=[
+            (chart, svg, charts.legend(chart))
+            for chart, last in shapes(lists)
+            if (svg := charts.render(chart, last_step=last))
+        ],
         titles=TITLES,
         charts=[(chart, svg, charts.legend(chart)) for chart, svg in drawn if svg],
         examples=examples,

@@ -1,8 +1,8 @@
-"""Images a second a core from webdataset JPEGs: each of our ways of decoding, and open_clip's.
+"""Images a second a core from webdataset JPEGs: each of our ways of decoding, open_clip, tf.data.
 
     pip install scikit-image scikit-learn        # the photographs that the test set is cut from
     python -m experiments.benchmarks.loader      # about 5 minutes
-    python -m experiments.benchmarks.loader --photos 500 --rounds 3 --peer .venv-parity/bin/python
+    python -m experiments.benchmarks.loader --photos 500 --rounds 3
 
 The set: generated JPEGs of 400 to 600 pixels, cut from real photographs, varied in colour, in tars
 of 500. Two measurements, in rounds that take turns, medians counted:
@@ -10,10 +10,12 @@ of 500. Two measurements, in rounds that take turns, medians counted:
 - one thread, one picture after another: decode, random part of (0.9, 1.0), 224 pixels (open_clip:
   its training transform, normalisation included, since it does that there);
 - end to end: our batch loader with two threads on the tars, tokenizer included, and open_clip's own
-  pipeline (webdataset, its transform and tokenizer, DataLoader with two workers).
+  pipeline (webdataset, its transform and tokenizer, DataLoader with two workers);
+- tf.data in the same way, from TFRecords, without a tokenizer.
 
-The peer needs `make parity` and the package webdataset in that environment; without it the table
-has no such row. What was measured is in README.md.
+The peers need environments of their own: `make parity` and the package webdataset there; and
+`.venv-tf` with tensorflow-cpu. Without one the table has no such row. What was measured is in
+README.md.
 """
 
 import argparse
@@ -45,7 +47,10 @@ from contrastive.data.pipeline import BatchLoader, load_tokenizer, open_source
 from contrastive.data.records import Record
 
 HERE = pathlib.Path(__file__).parent
-PARITY = HERE.parents[1] / ".venv-parity" / "bin" / "python"
+PEERS = {  # the Python and the script of each
+    "open_clip": (".venv-parity/bin/python", "peer_open_clip_loader.py"),
+    "tf.data": (".venv-tf/bin/python", "peer_tf_data_loader.py"),
+}
 PATHS = ("evaluation", "train", "train_fast")
 BATCH = 128
 _A_TAR = 500
@@ -164,14 +169,13 @@ def errors(folder: pathlib.Path, encoded: list[bytes]) -> dict[str, tuple[int, f
     return {name: (int(x.max()), float(x.mean())) for name, x in off.items()}
 
 
-# --- the peer -------------------------------------------------------------------------------------
+# --- the peers ------------------------------------------------------------------------------------
 
 
 class Peer:
-    """open_clip in its own environment; a request a line, an answer a line."""
+    """Another library in its own environment; a request a line, an answer a line."""
 
-    def __init__(self, python: pathlib.Path, folder: pathlib.Path) -> None:
-        script = HERE / "peer_open_clip_loader.py"
+    def __init__(self, python: pathlib.Path, script: pathlib.Path, folder: pathlib.Path) -> None:
         self._process = subprocess.Popen(
             [str(python), str(script), str(folder)],
             stdin=subprocess.PIPE,
@@ -210,13 +214,16 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=200, help="pictures of the one-thread rounds")
     parser.add_argument("--batches", type=int, default=8, help="batches of the end-to-end rounds")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--peer", type=pathlib.Path, default=PARITY, help="its Python")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         encoded = make_tars(folder, options.photos)
         some = encoded[: options.sample]
-        peer = Peer(options.peer, folder) if options.peer.exists() else None
+        peers = {
+            name: Peer(HERE.parents[1] / python, HERE / script, folder)
+            for name, (python, script) in PEERS.items()
+            if (HERE.parents[1] / python).exists()
+        }
         one: dict[str, Callable[[], float]] = {
             path: lambda path=path: pictures_a_second(path, folder, some) for path in PATHS
         }
@@ -224,13 +231,15 @@ def main() -> None:
             path: lambda path=path: samples_a_second(path, folder, options.batches)
             for path in PATHS
         }
-        if peer is not None:
-            one["open_clip"] = lambda: peer.ask(what="transform", count=options.sample)
-            two["open_clip"] = lambda: peer.ask(what="loader", batches=options.batches, batch=BATCH)
+        for name, peer in peers.items():
+            one[name] = lambda peer=peer: peer.ask(what="transform", count=options.sample)
+            two[name] = lambda peer=peer: peer.ask(
+                what="loader", batches=options.batches, batch=BATCH
+            )
         found = {"one thread": measure(one, options.rounds)}
         found["end to end"] = measure(two, options.rounds)
         off = errors(folder, some)
-        if peer is not None:
+        for peer in peers.values():
             peer.close()
     show(found, off)
 

@@ -167,6 +167,31 @@ def test_index(call, tmp_path):
     assert "emoji, which needs no index" in complaint
 
 
+def test_a_split_that_cannot_be_opened_is_told(call, pairs, tmp_path):
+    """One that is not there is no fault; one that is damaged is."""
+    source = pairs.parent / "{split}.jsonl"
+    (pairs.parent / "train.jsonl").write_bytes(pairs.read_bytes())
+    page = f"--output={tmp_path / 'x.html'}"
+    status, printed, _ = call("inspect", source, page, "--json")
+    assert (status, json.loads(printed)["splits"]) == (0, {"train": 20})
+    (pairs.parent / "test.jsonl").write_text("{}\n")
+    status, _, complaint = call("inspect", source, page, "--json")
+    assert status == 2
+    assert "test.jsonl" in complaint
+    with tarfile.open(tmp_path / "train-0.tar", "w") as tar:
+        for suffix, data in ((".png", png(0)), (".txt", b"a cat")):
+            info = tarfile.TarInfo(f"0{suffix}")
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    status, printed, _ = call("index", tmp_path / "{split}-0.tar", "--workers=1")
+    assert status == 0
+    assert "validation-0.tar: there are none." in printed
+    (tmp_path / "test-0.tar").write_bytes(b"no tar")
+    status, _, complaint = call("index", tmp_path / "{split}-0.tar", "--workers=1")
+    assert status == 2
+    assert "test-0.tar" in complaint
+
+
 @pytest.mark.parametrize("action", ["inspect", "stats"])
 def test_nothing_usable_is_one_sentence(call, tmp_path, action):
     status, _, complaint = call(action, tmp_path / "gone.jsonl")

@@ -1,12 +1,16 @@
 import io
 import pathlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from contrastive.data.config import DataConfig, FieldsConfig
 from contrastive.data.records import Record
+
+ALL = FieldsConfig(held_out_share=0.0)
 
 
 def png(pixels: np.ndarray) -> bytes:
@@ -23,6 +27,18 @@ def noise(seed: int, side: int = 24) -> np.ndarray:
 def picture() -> Callable[[int], bytes]:
     """``picture(seed)``: the PNG of some noise."""
     return lambda seed: png(noise(seed))
+
+
+@pytest.fixture
+def config_of(tmp_path: pathlib.Path) -> Callable[..., DataConfig]:
+    """Settings of a source, with the cache in a folder of the test."""
+
+    def make(source: object, fields: FieldsConfig = ALL, **kwargs: Any) -> DataConfig:
+        sizes: dict[str, Any] = {"image_size": 8, "text_length": 8}
+        sizes["cache"] = str(tmp_path / "cache")
+        return DataConfig(source=str(source), fields=fields, **(sizes | kwargs))
+
+    return make
 
 
 @pytest.fixture

@@ -225,6 +225,24 @@ def test_fast_paths_are_close(crop):
 
 
 @needs_fast
+@pytest.mark.parametrize("side, eighths", [(163, 8), (164, 4), (326, 4), (327, 2), (653, 1)])
+def test_scaled_decoding_leaves_most_of_the_wanted_pixels(side, eighths, monkeypatch):
+    seen = []
+    resize = fast._resize
+
+    def spy(tools, pixels, box, target):
+        seen.append(pixels.shape[:2])
+        return resize(tools, pixels, box, target)
+
+    monkeypatch.setattr(fast, "_resize", spy)
+    data = jpeg(photo(side, side + 7))
+    fast.read(data, [lambda w, h: ((0, 0, w, h), 96)], scaled=True)
+    fast.read(data, [lambda w, h: ((0, 0, w, h), 96)])
+    scaled = tuple(-(-n * eighths // 8) for n in (side + 7, side))
+    assert seen == [scaled, (side + 7, side)]
+
+
+@needs_fast
 def test_what_the_fast_path_leaves_to_pillow():
     grey = jpeg(photo(120, 100).convert("L"))
     exif = Image.Exif()

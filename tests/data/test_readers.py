@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import pathlib
+import struct
 import subprocess
 import sys
 import tarfile
@@ -27,17 +28,6 @@ from contrastive.data.tokenizer import texts
 from contrastive.errors import ConfigError, DataError
 
 ALL = FieldsConfig(held_out_share=0.0)
-
-
-@pytest.fixture
-def config_of(tmp_path):
-    """Settings of a source, with the cache in a folder of the test."""
-
-    def make(source, fields=ALL, **kwargs):
-        sizes = {"image_size": 8, "text_length": 8, "cache": str(tmp_path / "cache")}
-        return DataConfig(source=str(source), fields=fields, **(sizes | kwargs))
-
-    return make
 
 
 def write_tar(path, members):
@@ -82,6 +72,12 @@ def write_array_record(path, rows):
     for row in rows:
         writer.write(make_example(row))
     writer.close()
+    return path
+
+
+def write_tfrecord(path, rows):
+    payloads = map(make_example, rows)
+    path.write_bytes(b"".join(struct.pack("<QI", len(p), 0) + p + bytes(4) for p in payloads))
     return path
 
 
@@ -130,6 +126,13 @@ def make_array_record(folder, picture):
     return folder / "a.array_record-*-of-00002"
 
 
+def make_tfrecord(folder, picture):
+    rows = [row | {"caption": row["caption"].encode()} for row in good_rows(picture)]
+    write_tfrecord(folder / "a.tfrecord-00000-of-00002", rows[:5])
+    write_tfrecord(folder / "a.tfrecord-00001-of-00002", rows[5:])
+    return folder
+
+
 def make_folder(folder, picture):
     (folder / "pictures" / "x").mkdir(parents=True)
     for i in range(8):
@@ -145,6 +148,7 @@ MAKERS = {
     "huggingface": make_huggingface,
     "arrow": make_arrow,
     "array_record": make_array_record,
+    "tfrecord": make_tfrecord,
     "image_folder": make_folder,
 }
 

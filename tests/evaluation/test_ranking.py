@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from contrastive import geometry
-from contrastive.evaluation import ranking
-from contrastive.evaluation.ranking import Ranks, rank, rank_scores, top
+from contrastive.evaluation import placing
+from contrastive.evaluation.ranking import Ranks, rank, rank_scores
 from contrastive.evaluation.retrieval import chance_recall, retrieval_metrics
 
 
@@ -39,7 +39,7 @@ def test_D03_ties_are_ranked_by_expectation():
     ranks = rank_scores(scores, np.arange(3), np.arange(3))
     np.testing.assert_allclose(ranks.recall(1), [1 / 3, 1 / 3, 1])
     np.testing.assert_allclose(ranks.expected(), [2, 2, 1])
-    pessimistic = ranks.greater + ranks.tied + ranks.targets
+    pessimistic = ranks.greater + ranks.equal + ranks.targets
     np.testing.assert_array_equal(pessimistic, [3, 3, 1])
 
 
@@ -80,7 +80,7 @@ def test_several_captions_an_image_and_several_images_a_caption():
     queries = np.array([[0, 1, 0, 0], [0.6, 0, 0.8, 0]], np.float32)
     got = rank(queries, gallery, np.array([7, 8]), np.array([7, 7, 9, 8]))
     np.testing.assert_array_equal(got.greater, [0, 2])  # item 1 is right; 0 and 2 stand above 3
-    np.testing.assert_array_equal(got.tied, [0, 1])  # item 1 is level with item 3 at 0
+    np.testing.assert_array_equal(got.equal, [0, 1])  # item 1 is level with item 3 at 0
     np.testing.assert_array_equal(got.targets, [1, 1])
 
 
@@ -91,7 +91,7 @@ def test_ranks_equal_float64_counting():
     plain = rank_scores(scores, query_ids, gallery_ids)
     fast = rank(queries, gallery, query_ids, gallery_ids, block_rows=16, block_cols=64)
     np.testing.assert_array_equal(fast.greater, plain.greater)
-    np.testing.assert_array_equal(fast.tied, plain.tied)
+    np.testing.assert_array_equal(fast.equal, plain.equal)
 
 
 def test_recall_equals_the_one_inside_compiled_programs():
@@ -118,7 +118,7 @@ def test_near_ties_that_float32_cannot_tell_are_told():
     query = np.zeros((1, 64), np.float32)
     query[0, 0] = 1e-3
     got = rank(query, gallery, np.array([0]), np.array([0, 1, 2]))
-    assert (got.greater[0], got.tied[0]) == (1, 1)
+    assert (got.greater[0], got.equal[0]) == (1, 1)
 
 
 def test_D08_same_metrics_for_every_chunk_and_memory_grows_with_the_chunk():
@@ -153,10 +153,10 @@ def test_chunks_of_one_give_the_same_metrics():
 def test_pairs_are_scored_a_bounded_number_at_a_time(monkeypatch):
     rows = np.repeat(unit_rows(11, 1, 8), 30, axis=0)
     whole = rank(rows, rows, np.arange(30), np.arange(30))
-    monkeypatch.setattr(ranking, "PAIR_BUDGET", 64)
+    monkeypatch.setattr(placing, "PAIR_BUDGET", 64)
     parts = rank(rows, rows, np.arange(30), np.arange(30))
-    np.testing.assert_array_equal(whole.tied, 29)
-    np.testing.assert_array_equal(parts.tied, 29)
+    np.testing.assert_array_equal(whole.equal, 29)
+    np.testing.assert_array_equal(parts.equal, 29)
 
 
 def test_chance_is_what_a_random_order_gives():
@@ -180,10 +180,3 @@ def test_what_cannot_be_ranked_is_named():
         rank(rows, rows, np.array([0, 5]), np.arange(2))
     with pytest.raises(ValueError, match="gallery item 1 is not finite"):
         rank(rows, np.array([[1, 0], [np.nan, 0]], np.float32), np.arange(2), np.arange(2))
-
-
-def test_top_lists_the_best_first():
-    gallery = np.eye(3, dtype=np.float32)
-    best, scores = top(np.array([[0.1, 0.9, 0.4]], np.float32), gallery, 2)
-    np.testing.assert_array_equal(best, [[1, 2]])
-    np.testing.assert_allclose(scores, [[0.9, 0.4]], rtol=1e-6)

@@ -7,7 +7,7 @@ import pytest
 
 from contrastive.evaluation.zero_shot import (
     TEMPLATES,
-    class_embeddings,
+    ClassRows,
     classification_metrics,
     score_metrics,
 )
@@ -24,7 +24,7 @@ def encode_by_words(texts) -> np.ndarray:
 
 def test_class_embedding_is_the_normalised_mean_of_normalised_prompts():
     names, templates = ["cat", "red dog"], ("{}", "a photo of a {}")
-    labels, rows = class_embeddings(encode_by_words, names, templates)
+    labels, rows = ClassRows(encode_by_words)(names, templates)
     np.testing.assert_array_equal(labels, [0, 1])
     mean = (encode_by_words(["red dog"]) + encode_by_words(["a photo of a red dog"]))[0] / 2
     np.testing.assert_allclose(rows[1], mean / np.linalg.norm(mean), rtol=1e-6)
@@ -37,7 +37,7 @@ def test_D04_names_are_matched_by_label_id():
     results = []
     for order in ([4, 0, 2, 9, 7], [9, 7, 4, 2, 0]):
         shuffled = {label: names[label] for label in order}
-        labels, rows = class_embeddings(encode_by_words, shuffled, TEMPLATES["plain"])
+        labels, rows = ClassRows(encode_by_words)(shuffled, TEMPLATES["plain"])
         results.append(classification_metrics(images, wanted, labels, rows))
     assert results[0] == results[1]
     assert results[0]["top1"] == pytest.approx(0.8)
@@ -46,7 +46,7 @@ def test_D04_names_are_matched_by_label_id():
 def test_D04_duplicate_names_give_one_warning_that_names_both_indices():
     names = ["missile", "crane", "missile", "sunglasses", "AnnualCrop", "sunglasses"]
     with pytest.warns(UserWarning, match="twice") as caught:
-        labels, rows = class_embeddings(encode_by_words, names, ("{}",))
+        labels, rows = ClassRows(encode_by_words)(names, ("{}",))
     assert len(caught) == 1
     message = str(caught[0].message)
     assert "'missile' (labels 0 and 2)" in message
@@ -58,7 +58,7 @@ def test_D04_duplicate_names_give_one_warning_that_names_both_indices():
 
 
 def test_D04_sizes_are_recorded():
-    labels, rows = class_embeddings(encode_by_words, ["cat", "dog"], ("{}",))
+    labels, rows = ClassRows(encode_by_words)(["cat", "dog"], ("{}",))
     results = classification_metrics(encode_by_words(["dog"] * 3), np.ones(3, int), labels, rows)
     assert (results["images"], results["classes"]) == (3, 2)
 
@@ -74,7 +74,7 @@ def test_D05_top5_is_left_out_where_there_are_fewer_classes():
 def test_D05_nothing_to_classify_is_an_error():
     rows = np.eye(2, dtype=np.float32)
     with pytest.raises(ValueError, match="at least one class name"):
-        class_embeddings(encode_by_words, [], ("{}",))
+        ClassRows(encode_by_words)([], ("{}",))
     with pytest.raises(ValueError, match="no classes"):
         classification_metrics(rows, np.array([0, 1]), np.arange(0), rows[:0])
     with pytest.raises(ValueError, match="none of the 2 pictures"):
@@ -82,7 +82,7 @@ def test_D05_nothing_to_classify_is_an_error():
     with pytest.raises(ValueError, match="none of the 0 pictures"):
         classification_metrics(rows[:0], np.arange(0), np.arange(2), rows)
     with pytest.raises(ValueError, match="need one"):
-        class_embeddings(encode_by_words, ["cat"], ("a photo",))
+        ClassRows(encode_by_words)(["cat"], ("a photo",))
 
 
 def test_D06_unlabelled_pictures_are_left_out():
@@ -106,4 +106,4 @@ def test_template_sets_are_usable():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for templates in TEMPLATES.values():
-            class_embeddings(encode_by_words, ["cat", "dog"], templates)
+            ClassRows(encode_by_words)(["cat", "dog"], templates)

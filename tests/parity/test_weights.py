@@ -149,8 +149,9 @@ def test_import_and_export_give_the_same_bits(folders, case, tmp_path):
     )
     before = read_tensors(open_source(folders / case).weights)
     after = read_tensors(open_source(tmp_path / "out").weights)
-    assert set(before) == set(after)
-    for name, array in before.items():
+    ignored = set(found.ignored)  # heads of other tasks, counters
+    assert set(before) - ignored == set(after)
+    for name, array in ((n, a) for n, a in before.items() if n not in ignored):
         assert after[name].dtype == array.dtype
         assert after[name].shape == array.shape
         assert after[name].tobytes() == array.tobytes(), name

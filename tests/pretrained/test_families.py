@@ -442,8 +442,12 @@ def test_unknown_architectures(copied, tmp_path, capsys):
     assert "architecture that is not known here (flava)" in said
     assert said.count("\n") == 1
     (folder / "config.json").unlink()
-    with pytest.raises(WeightsError, match="no configuration"):
+    with pytest.raises(WeightsError, match=r"no configuration says .* --model-config"):
         import_weights(folder)
+    (tmp_path / "notes.txt").write_text("nothing but words")
+    assert main(["import", str(tmp_path / "notes.txt"), f"--output={tmp_path / 'out'}"]) == 2
+    assert "holds no weights" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
     with pytest.raises(WeightsError, match="there is no folder or file"):
         contrastive.load(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()

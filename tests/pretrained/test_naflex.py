@@ -68,7 +68,7 @@ def test_what_is_over_changes_nothing(copied):
     np.testing.assert_array_equal(run(jnp.asarray(patches[None])), run(jnp.asarray(noise[None])))
 
 
-@pytest.mark.parametrize("width,height", [(1, 1), (640, 480), (480, 640), (3000, 10), (10, 3000)])
+@pytest.mark.parametrize("width,height", [(640, 480), (480, 640), (3000, 10), (10, 3000)])
 def test_grids_fit_and_keep_the_proportions(width, height):
     columns, rows = naflex_grid(width, height, 16, 256)
     assert 1 <= columns * rows <= 256

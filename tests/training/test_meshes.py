@@ -24,7 +24,7 @@ from contrastive.training.optimizer import OptimizerConfig, make_optimizer
 from contrastive.training.state import abstract_state, init_state
 from contrastive.training.step import make_train_step
 
-STEPS, BATCH = 4, 16
+STEPS, BATCH = 20, 16
 SHAPE = {"width": 16, "depth": 2, "heads": 2, "mlp_ratio": 2.0, "dropout": 0.1}
 CONFIG = TwoTowerConfig(
     image=VisionTransformerConfig(**SHAPE, patch_size=4, pooling="cls", remat="full"),

@@ -19,7 +19,7 @@ from contrastive.data.emoji.builder import OPENMOJI_SPLITS, SPLITS, EmojiBuilder
 from contrastive.data.emoji.concepts import STYLES
 from contrastive.data.emoji.pictures import openmoji_version, require_openmoji
 from contrastive.data.records import Record
-from contrastive.errors import DataError
+from contrastive.errors import DataError, NoSuchSplit
 
 _ABANDONED_AFTER_S = 3600.0
 _TEMPORARY_PREFIX = ".emoji-"
@@ -112,7 +112,7 @@ def open_split(split: str, cache_dir: str | os.PathLike[str]) -> EmojiSource:
     """
     if split not in SPLITS | OPENMOJI_SPLITS:
         known = ", ".join(SPLITS | OPENMOJI_SPLITS)
-        raise DataError(f"the emoji data have no split {split!r}; the splits are {known}")
+        raise NoSuchSplit(f"the emoji data have no split {split!r}; the splits are {known}")
     if split in OPENMOJI_SPLITS:
         require_openmoji()
     with _PREPARING:

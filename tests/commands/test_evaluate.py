@@ -1,0 +1,154 @@
+"""Tasks and comparisons from the command line, on runs that were trained for a few steps."""
+
+import io
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from rich.console import Console
+
+from contrastive import config as config_lib
+from contrastive.cli import main
+from contrastive.commands.compare import compare_runs
+from contrastive.commands.evaluate import read_results, write_results
+from contrastive.commands.train import train
+from contrastive.errors import UserError
+from contrastive.evaluation.measured import Measured
+from contrastive.recipe import Recipe
+from contrastive.reporting import write_report
+
+
+@pytest.fixture(scope="module")
+def run(tiny_recipe, tmp_path_factory):
+    config = tiny_recipe.copy_and_resolve_references()
+    config.total_steps = 4
+    config.data.csv = {"held_out_share": 0.3}
+    recipe = config_lib.resolve(Recipe, config, [])
+    workdir = tmp_path_factory.mktemp("runs") / "shapes"
+    stream = io.StringIO()
+    assert train(recipe, workdir, new=False, devices=jax.devices()[:1], stream=stream) == 0
+    return workdir
+
+
+@pytest.fixture
+def copy(run, tmp_path):
+    return shutil.copytree(run, tmp_path / "run")
+
+
+def similar(folder):
+    rows = [
+        ("a red circle", "a red bar", 4),
+        ("a red circle", "a blue bar", 1),
+        ("a green cross", "a green cross", 5),
+        ("a black bar", "a purple square", 0),
+    ]
+    path = folder / "colours.jsonl"
+    keys = ("sentence1", "sentence2", "score")
+    path.write_text("".join(json.dumps(dict(zip(keys, row, strict=True))) + "\n" for row in rows))
+    return path
+
+
+def test_a_task_adds_to_what_is_there(copy, tmp_path, capsys):
+    before = json.loads((copy / "evaluation.json").read_text())
+    arguments = ["evaluate", str(copy), "--task=similarity", f"--data={similar(tmp_path)}"]
+    assert main(arguments) == 0
+    assert "spearman" in capsys.readouterr().out
+    after = json.loads((copy / "evaluation.json").read_text())
+    assert before.items() <= after.items()
+    assert -1 <= after["colours/similarity/spearman"] <= 1
+    assert main([*arguments, "--json", f"--output={tmp_path / 'other'}"]) == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert json.loads((tmp_path / "other" / "evaluation.json").read_text()) == alone
+    lists = read_results(copy).each
+    assert lists["colours/similarity/spearman"].shape == (2, 4)
+    assert "validation/image_to_text/recall@1" in lists
+    assert "spearman" in write_report(copy).read_text()
+
+
+def test_pictures_by_task(copy, shapes_csv, capsys):
+    names = copy / "names.txt"
+    names.write_text("\n".join(f"a {c} {s}" for c in ("red", "green", "blue", "black", "orange", "purple") for s in ("circle", "square", "bar", "cross")))  # fmt: skip  # noqa: E501
+    assert (
+        main(["evaluate", f"--workdir={copy}", "--task=zero_shot", "--task=retrieval",
+              f"--data={shapes_csv}", f"--classes={names}", "--name=shapes", "--json"]) == 0
+    )  # fmt: skip
+    got = json.loads(capsys.readouterr().out)
+    assert got["shapes/zero_shot/classes"] == 24
+    assert got["shapes/split"] == "validation"
+    assert "shapes/text_to_image/r_precision" in got
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--task=similarity"], "--task and --data go together"),
+        (["--classes=cifar10"], "--classes needs --data"),
+        (["--data=x.jsonl"], "--task and --data go together"),
+        (["--task=similarity", "--data=nowhere.jsonl"], "there is no nowhere.jsonl"),
+        (["--task=similarity", "--data=x.jsonl", "--most=0"], "have to be at least 1"),
+        (["--output=x"], "--output goes with --task"),
+        (["--workdir=x"], "name the model once"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_one_sentence(run, arguments, message, capsys):
+    assert main(["evaluate", str(run), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def measured(seed: int, better: float) -> Measured:
+    hits = (np.random.default_rng(seed).random(200) < 0.4 + better).astype(float)
+    results = Measured()
+    results.mean("set/image_to_text/recall@1", hits)
+    results["set/content"] = "x"
+    results["set/geometry/alignment"] = 1.0 + better
+    results["set/image_to_text/recall@1_chance"] = 0.01
+    return results
+
+
+def test_runs_side_by_side(tmp_path, capsys):
+    for name, seed, better in (("one", 0, 0.0), ("two", 1, 0.4), ("three", 2, 0.0)):
+        write_results(tmp_path / name, measured(seed, better))
+    runs = [tmp_path / name for name in ("one", "two", "three")]
+    assert main(["compare", *map(str, runs), "--json"]) == 0
+    got = json.loads(capsys.readouterr().out)
+    assert [*got["metrics"]] == ["set/geometry/alignment", "set/image_to_text/recall@1"]
+    recall = got["metrics"]["set/image_to_text/recall@1"]
+    low, high = recall["difference_intervals"][0]
+    assert 0.2 < low < recall["differences"][0] < high < 0.6
+    assert recall["difference_intervals"][1][0] < 0 < recall["difference_intervals"][1][1]
+    assert recall["intervals"][0][0] < recall["values"][0] < recall["intervals"][0][1]
+    assert got["metrics"]["set/geometry/alignment"]["difference_intervals"] == [None, None]
+    console = Console(file=io.StringIO(), width=160)
+    rows = compare_runs(runs, console=console)
+    assert [row.sure(1) for row in rows] == [False, True]
+    assert not rows[1].sure(2)
+    text = console.file.getvalue()
+    assert "two − one" in text
+    assert "[+0." in text
+
+
+def test_other_queries_have_no_paired_interval(tmp_path):
+    write_results(tmp_path / "one", measured(0, 0.0))
+    other = measured(1, 0.4)
+    other["set/content"] = "y"
+    write_results(tmp_path / "two", other)
+    console = Console(file=io.StringIO(), width=160)
+    (_, recall) = compare_runs([tmp_path / "one", tmp_path / "two"], console=console)
+    assert recall.differences[0] is not None
+    assert recall.difference_intervals[0] is None
+
+
+def test_what_cannot_be_compared_is_named(tmp_path):
+    write_results(tmp_path / "one", measured(0, 0.0))
+    write_results(tmp_path / "two", Measured({"other/similarity/spearman": 0.5}))
+    with pytest.raises(UserError, match="two runs or more"):
+        compare_runs([tmp_path / "one"])
+    with pytest.raises(UserError, match="has not been evaluated"):
+        compare_runs([tmp_path / "one", tmp_path / "three"])
+    with pytest.raises(UserError, match="shares no metric"):
+        compare_runs([tmp_path / "one", tmp_path / "two"])
+    (tmp_path / "two" / "evaluation.json").write_text("{")
+    with pytest.raises(UserError, match="is damaged"):
+        compare_runs([tmp_path / "one", tmp_path / "two"])

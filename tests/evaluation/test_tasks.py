@@ -1,0 +1,169 @@
+"""Every task on small files, with a model that knows colours."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from contrastive.errors import ConfigError, DataError, UserError
+from contrastive.evaluation.tasks import READS, TASKS, TaskOptions, run_tasks
+
+NAMES = ("red", "green", "blue", "white", "black", "pink")
+COLOURS = ((255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255), (0, 0, 0), (255, 128, 192))
+
+
+def colour_row(colour) -> np.ndarray:
+    row = np.array([*colour, 64.0], np.float32)
+    return row / np.linalg.norm(row)
+
+
+class ColourModel:
+    """Pictures by their mean colour, texts by the first colour that they name."""
+
+    scale = 10.0
+
+    def __init__(self) -> None:
+        self.pictures = 0
+
+    def encode_image(self, images) -> np.ndarray:
+        self.pictures += len(images)
+        rows = [np.asarray(x.convert("RGB"), np.float32).mean(axis=(0, 1)) for x in images]
+        return np.stack([colour_row(row) for row in rows])
+
+    def encode_text(self, texts) -> np.ndarray:
+        def row(text: str) -> np.ndarray:
+            known = [word for word in text.replace(".", " ").split() if word in NAMES]
+            return colour_row(COLOURS[NAMES.index(known[0])] if known else (90, 90, 90))
+
+        return np.stack([row(text) for text in texts])
+
+
+def solid(colour, shade: int) -> bytes:
+    import io
+
+    out = io.BytesIO()
+    Image.new("RGB", (4, 4), tuple(abs(c - shade) for c in colour)).save(out, "png")
+    return out.getvalue()
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Four shades of each colour to train on, two to test on, captioned by class names."""
+    for split, shades in (("train", (0, 10, 20, 30)), ("test", (5, 15))):
+        rows = [(solid(c, s), n) for n, c in zip(NAMES, COLOURS, strict=True) for s in shades]
+        table = pa.table({"image": [r[0] for r in rows], "caption": [r[1] for r in rows]})
+        pq.write_table(table, tmp_path / f"{split}.parquet")
+    (tmp_path / "names.json").write_text(json.dumps(list(NAMES)))
+    return tmp_path
+
+
+def options(path, **more) -> TaskOptions:
+    return TaskOptions(data=str(path), name="colours", **more)
+
+
+def test_pictures_are_encoded_once_for_all_tasks(pictures):
+    model = ColourModel()
+    tasks = ["retrieval", "zero_shot", "knn", "linear_probe", "few_shot", "geometry"]
+    got = run_tasks(
+        model, tasks, options(pictures, classes=str(pictures / "names.json"), shots=(1, 2))
+    )
+    assert got["colours/zero_shot/top1"] == 1.0
+    assert got["colours/zero_shot/classes"] == 6
+    assert got["colours/zero_shot/template_set"] == "plain"
+    assert got["colours/zero_shot/split"] == "test"
+    assert got["colours/image_to_text/recall@1"] == 1.0
+    assert got["colours/image_to_text/gallery"] == 6  # equal captions count once
+    assert got["colours/text_to_image/r_precision"] == 1.0
+    assert got["colours/knn/top1"] == 1.0
+    assert got["colours/knn/train_images"] == 24
+    assert got["colours/linear_probe/top1"] > 0.8
+    assert {"colours/few_shot/top1@1", "colours/few_shot/top1@2"} <= set(got)
+    assert got["colours/geometry/information_ceiling"] == pytest.approx(np.log(12))
+    assert got.each["colours/zero_shot/top1"].shape == (12,)
+    assert model.pictures == 24 + 12
+
+
+def test_labels_of_probes_may_be_the_captions(pictures):
+    assert run_tasks(ColourModel(), ["knn"], options(pictures))["colours/knn/top1"] == 1.0
+
+
+def test_prompts_and_names_decide(pictures):
+    names = pictures / "other.json"
+    names.write_text(json.dumps({"green": "red", "red": "green"} | {n: n for n in NAMES[2:]}))
+    got = run_tasks(ColourModel(), ["zero_shot"], options(pictures, classes=str(names)))
+    assert got["colours/zero_shot/top1"] == pytest.approx(8 / 12)  # two colours swapped: 4 wrong
+
+
+def test_retrieval_over_judged_texts(tmp_path):
+    (tmp_path / "qrels").mkdir()
+    texts = {f"d{i}": f"a {name} thing" for i, name in enumerate(NAMES)}
+    lines = [json.dumps({"_id": k, "text": v}) for k, v in texts.items()]
+    (tmp_path / "corpus.jsonl").write_text("\n".join(lines))
+    queries = [json.dumps({"_id": f"d{i}", "text": f"some {n}"}) for i, n in enumerate(NAMES)]
+    (tmp_path / "queries.jsonl").write_text("\n".join(queries))
+    judged = "".join(f"d{i}\td{i}\t1\nd{i}\td{(i + 1) % 6}\t1\n" for i in range(6))
+    (tmp_path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
+    got = run_tasks(ColourModel(), ["information_retrieval"], options(tmp_path))
+    assert got["colours/information_retrieval/mrr@10"] == 1.0
+    assert got["colours/information_retrieval/success@1"] == 1.0
+    own = run_tasks(ColourModel(), ["information_retrieval"], options(tmp_path, without_self=True))
+    assert own["colours/information_retrieval/mrr@10"] < 1.0
+    assert own["colours/information_retrieval/recall@10"] == 1.0
+    # A prompt is part of what is encoded.
+    red = run_tasks(
+        ColourModel(), ["information_retrieval"], options(tmp_path, query_prompt="red ")
+    )
+    assert red["colours/information_retrieval/success@1"] == pytest.approx(2 / 6)
+
+
+def test_pairs_of_texts(tmp_path):
+    pairs = [("red", "red", 5), ("red", "pink", 3), ("red", "green", 0.5), ("blue", "white", 1)]
+    rows = [{"sentence1": a, "sentence2": b, "score": s, "label": int(s > 2)} for a, b, s in pairs]
+    path = tmp_path / "sts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    got = run_tasks(ColourModel(), ["similarity", "pair_classification"], options(path))
+    assert got["colours/similarity/spearman"] > 0.5
+    assert got["colours/pair_classification/average_precision"] > 0.5
+    assert got.each["colours/similarity/spearman"].shape == (2, 4)
+    rows = [{"sentence1": f"{name} one", "sentence2": f"ein {name}"} for name in NAMES]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    got = run_tasks(ColourModel(), ["bitext"], options(path))
+    assert got["colours/bitext/accuracy"] == 1.0
+    assert got["colours/bitext/f1"] == 1.0
+
+
+def test_options_without_effect_are_errors(pictures):
+    fields = {"split", "classes", "templates", "form", "query_prompt", "passage_prompt",
+              "without_self", "most", "shots"}  # fmt: skip
+    assert set().union(*READS.values()) == fields
+    assert set(READS) == set(TASKS)
+    with pytest.raises(ConfigError, match="--classes has no effect on the task similarity"):
+        run_tasks(ColourModel(), ["similarity"], options(pictures, classes="cifar10"))
+    with pytest.raises(UserError, match="'nothing' is no task"):
+        run_tasks(ColourModel(), ["nothing"], options(pictures))
+    with pytest.raises(UserError, match="needs --classes"):
+        run_tasks(ColourModel(), ["zero_shot"], options(pictures))
+    with pytest.raises(DataError, match="'red' is none of the 10 classes of cifar10"):
+        run_tasks(ColourModel(), ["zero_shot"], options(pictures, classes="cifar10"))
+
+
+def test_captions_that_are_no_classes_are_no_labels(tmp_path):
+    for split in ("train", "test"):
+        rows = [(solid(c, i), f"picture {n} {i}") for i, (n, c) in enumerate(zip(NAMES, COLOURS, strict=True))]  # fmt: skip  # noqa: E501
+        table = pa.table({"image": [r[0] for r in rows], "caption": [r[1] for r in rows]})
+        pq.write_table(table, tmp_path / f"{split}.parquet")
+    with pytest.raises(UserError, match="6 different captions for 6 pictures"):
+        run_tasks(ColourModel(), ["knn"], options(tmp_path))
+
+
+def test_names_of_sets():
+    for data, title in (
+        ("data/fashion_mnist", "fashion_mnist"),
+        ("data/debian/pairs.jsonl", "debian"),
+        ("data/similarity/simlex999.jsonl", "simlex999"),
+        ("tfds:cifar10", "cifar10"),
+    ):
+        assert TaskOptions(data=data).title == title

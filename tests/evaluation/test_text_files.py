@@ -1,0 +1,146 @@
+"""Files as others publish them."""
+
+import gzip
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from contrastive.errors import DataError
+from contrastive.evaluation.text_files import read_judged, read_pairs
+
+
+def jsonl(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    if path.name.endswith(".gz"):
+        path.write_bytes(gzip.compress(text.encode()))
+    else:
+        path.write_text(text)
+
+
+CORPUS = [
+    {"_id": "d1", "title": "Cats", "text": "They purr."},
+    {"_id": "d2", "title": "", "text": 'Dogs say "woof".'},
+]
+QUERIES = [{"_id": "q1", "text": "what purrs"}, {"_id": "q2", "text": "not judged"}]
+
+
+@pytest.fixture
+def beir(tmp_path):
+    jsonl(tmp_path / "corpus.jsonl", CORPUS)
+    jsonl(tmp_path / "queries.jsonl", QUERIES)
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "qrels" / "test.tsv").write_text(
+        "query-id\tcorpus-id\tscore\nq1\td1\t2\nq1\td2\t0\n"
+    )
+    (tmp_path / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\nq2\td2\t1\n")
+    return tmp_path
+
+
+def test_beir_folder(beir):
+    found = read_judged(beir)
+    assert found.corpus == {"d1": "Cats They purr.", "d2": 'Dogs say "woof".'}
+    assert found.queries == {"q1": "what purrs"}
+    assert found.judgements == {"q1": {"d1": 2.0, "d2": 0.0}}
+    assert read_judged(beir, "dev").queries == {"q2": "not judged"}
+
+
+def test_trec_evals_qrels_and_gzipped_corpus(beir):
+    (beir / "corpus.jsonl").unlink()
+    jsonl(beir / "corpus.jsonl.gz", CORPUS)
+    (beir / "qrels" / "test.tsv").write_text("q1 0 d1 1\nq1 0 d2 0\n")
+    assert read_judged(beir).judgements == {"q1": {"d1": 1.0, "d2": 0.0}}
+
+
+def test_nano_beir_folders_of_parquet(tmp_path):
+    tables = {
+        "corpus": {"_id": ["d1", "d2"], "text": ["a", "b"]},
+        "queries": {"_id": ["q1"], "text": ["c"]},
+        "qrels": {"query-id": ["q1", "q1"], "corpus-id": ["d1", "d2"]},
+    }
+    for name, columns in tables.items():
+        (tmp_path / name).mkdir()
+        pq.write_table(pa.table(columns), tmp_path / name / "train-00000-of-00001.parquet")
+    found = read_judged(tmp_path)
+    assert found.judgements == {"q1": {"d1": 1.0, "d2": 1.0}}
+    assert found.corpus == {"d1": "a", "d2": "b"}
+
+
+def test_a_file_of_pairs_is_a_set_of_its_positives(tmp_path):
+    rows = [
+        {"query": "cat", "positive": "it purrs", "split": "validation"},
+        {"query": "tiger", "positive": "it purrs", "split": "validation"},
+        {"query": "cat", "positive": "a pet", "split": "validation"},
+        {"query": "dog", "positive": "woof", "split": "train"},
+    ]
+    jsonl(tmp_path / "pairs.jsonl", rows)
+    found = read_judged(tmp_path / "pairs.jsonl")
+    assert list(found.queries.values()) == ["cat", "tiger"]
+    assert list(found.corpus.values()) == ["it purrs", "a pet"]
+    assert found.judgements == {"q0": {"d0": 1.0, "d1": 1.0}, "q1": {"d0": 1.0}}
+    assert list(read_judged(tmp_path / "pairs.jsonl", "train").queries.values()) == ["dog"]
+    with pytest.raises(DataError, match=r"no split 'test', only train, validation"):
+        read_judged(tmp_path / "pairs.jsonl", "test")
+
+
+def test_missing_parts_are_named(beir):
+    with pytest.raises(DataError, match="no split 'train', only dev, test"):
+        read_judged(beir, "train")
+    (beir / "corpus.jsonl").unlink()
+    with pytest.raises(DataError, match=r"has no corpus\.jsonl"):
+        read_judged(beir)
+    jsonl(beir / "corpus.jsonl", [{"_id": "d1", "body": "x"}])
+    with pytest.raises(DataError, match=r"row 1 has none of the columns text.*only _id, body"):
+        read_judged(beir)
+    with pytest.raises(DataError, match="there is no"):
+        read_judged(beir / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.jsonl", '{"sentence1": "a", "sentence2": "b", "score": 2.5}\n'),
+        ("b.jsonl", '{"query": "a", "positive": "b", "score": 2.5}\n'),
+        ("sts-dev.csv", "main-news\theadlines\t2016\t0001\t2.5\ta\tb\n"),
+        ("SICK.txt", "pair_ID\tsentence_A\tsentence_B\trelatedness_score\n1\ta\tb\t2.5\n"),
+        ("c.tsv", "score\tsentence1\tsentence2\n2.5\ta\tb\n"),
+        ("d.csv", 'sentence1,sentence2,score\n"a",b,2.5\n'),
+        ("STS.input.news.txt", "a\tb\nc\td\n"),
+    ],
+)
+def test_pairs_with_scores(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    (tmp_path / "STS.gs.news.txt").write_text("2.5\n\n")  # SemEval: some pairs are not scored
+    found = read_pairs(tmp_path / name)
+    assert (found.first, found.second, found.scores) == (["a"], ["b"], [2.5])
+
+
+def test_pairs_with_labels(tmp_path):
+    jsonl(tmp_path / "new.jsonl.gz", [{"sentence1": "a", "sentence2": "b", "label": 1}])
+    jsonl(tmp_path / "old.jsonl", [{"sent1": ["a", "c"], "sent2": ["b", "d"], "labels": [1, 0]}])
+    assert read_pairs(tmp_path / "new.jsonl.gz", "label").scores == [1]
+    assert read_pairs(tmp_path / "old.jsonl", "label").scores == [1, 0]
+    assert read_pairs(tmp_path / "old.jsonl", None).second == ["b", "d"]
+
+
+def test_damaged_pairs_are_named(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"sentence1": "a", "sentence2": "b", "score": "many"}\n')
+    with pytest.raises(DataError, match=r"row 1: 'many' is no number"):
+        read_pairs(tmp_path / "a.jsonl")
+    (tmp_path / "b.jsonl").write_text("")
+    with pytest.raises(DataError, match="no pairs"):
+        read_pairs(tmp_path / "b.jsonl")
+    (tmp_path / "c.jsonl").write_text("{\n")
+    with pytest.raises(DataError, match="line 1 is not JSON"):
+        read_pairs(tmp_path / "c.jsonl")
+    (tmp_path / "d.tsv").write_text("a\tb\n")
+    with pytest.raises(DataError, match="2 columns without a header"):
+        read_pairs(tmp_path / "d.tsv")
+    (tmp_path / "e.xlsx").write_text("a")
+    with pytest.raises(DataError, match="none of"):
+        read_pairs(tmp_path / "e.xlsx")
+    (tmp_path / "STS.input.x.txt").write_text("a\tb\n")
+    with pytest.raises(DataError, match="needs the scores beside it"):
+        read_pairs(tmp_path / "STS.input.x.txt")
