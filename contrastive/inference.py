@@ -209,8 +209,11 @@ class Model:
         the next power of two only.
 
         Raises:
-          UserError: The model came without a tokenizer, and texts are given.
+          UserError: There is no text tower, or the model came without a tokenizer and texts are
+            given.
         """
+        if self.recipe.model.text is None:
+            raise UserError("this model has no text tower; it encodes pictures only.")
         if isinstance(texts, np.ndarray):
             ids = texts.astype(np.int32)
             return self._encode("text", len(ids), lambda part: ids[part.start : part.stop])

@@ -204,7 +204,7 @@ def _resized(table: jax.Array, like: jax.Array, grids: tuple[int, int]) -> jax.A
     parts = {shard.index[1]: shard.data for shard in table.addressable_shards}
     old, new = ((side, side) for side in grids)
 
-    def part(index: tuple[slice, ...]) -> np.ndarray:
+    def part(index: Any) -> np.ndarray:
         return resize_positions(np.asarray(parts[index[1]]), old, new)[index[0]]
 
     return jax.make_array_from_callback(like.shape, like.sharding, part)

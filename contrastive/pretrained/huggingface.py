@@ -264,15 +264,14 @@ def texts(source: Source) -> Texts:
         return Texts()
     if preset is not None:
         return Texts(backend, TokenizerConfig(preset=preset, path="tokenizer.json"))
-    names = {
-        ours: token_name(config.get(theirs, more.get(theirs)))
-        for ours, theirs in (
-            ("begin_token", "bos_token"),
-            ("end_token", "eos_token"),
-            ("pad_token", "pad_token"),
-        )
-    }
-    return Texts(backend, TokenizerConfig(path="tokenizer.json", **names))
+    begin, end, pad = (
+        token_name(config.get(f"{name}_token", more.get(f"{name}_token")))
+        for name in ("bos", "eos", "pad")
+    )
+    markers = TokenizerConfig(
+        path="tokenizer.json", begin_token=begin, end_token=end, pad_token=pad
+    )
+    return Texts(backend, markers)
 
 
 def token_name(value: Any) -> str | None:

@@ -174,8 +174,9 @@ def read(
         if len(values) == blocks:
             whole = np.stack(values) if rule.stacked else values[0]
             axis = 1 if rule.stacked else 0
-            parts = [whole] if len(rule.paths) == 1 else list(np.moveaxis(whole, axis, 0))
-            parameters.update(zip(rule.paths, parts, strict=True))
+            parts = [whole] if len(rule.paths) == 1 else np.moveaxis(whole, axis, 0)
+            for path, part in zip(rule.paths, parts, strict=True):
+                parameters[path] = np.asarray(part)
     spare = [name for name in found if name not in used]
     skipped = tuple(sorted(n for n in spare if any(re.fullmatch(p, n) for p in ignored)))
     extra = sorted(set(spare) - set(skipped))

@@ -77,12 +77,17 @@ def open_source(path: pathlib.Path, model_config: pathlib.Path | None = None) ->
     if path.is_file():
         return Source(path.parent, path, model_config)
     if not path.is_dir():
-        raise WeightsError(f"there is no folder or file {path}.")
+        raise WeightsError(
+            f"{path} is not the folder of a run, and there is no folder or file of weights there."
+        )
     known = [path / name for name in _FILES if (path / name).is_file()]
     others = [file for pattern in _OTHER for file in sorted(path.glob(pattern))]
     if not known and len(others) != 1:
         what = f"several: {', '.join(f.name for f in others)}; name one" if others else "none"
-        raise WeightsError(f"{path} should hold one file of weights ({', '.join(_FILES)}); {what}.")
+        raise WeightsError(
+            f"{path} is not the folder of a run, and should hold one file of weights "
+            f"({', '.join(_FILES)}); {what}."
+        )
     return Source(path, (known or others)[0], model_config)
 
 

@@ -11,7 +11,7 @@ import pathlib
 import struct
 import zipfile
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import safetensors
@@ -135,8 +135,3 @@ def _members(archive: zipfile.ZipFile, path: pathlib.Path) -> Iterator[tuple[str
 def _first_line(error: BaseException) -> str:
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0][:200].rstrip(".")
-
-
-def as_float32(array: Any) -> np.ndarray:
-    """Any floating array as float32, without loss for narrower ones."""
-    return np.asarray(array).astype(np.float32)

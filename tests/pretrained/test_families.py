@@ -4,6 +4,7 @@ The committed models (`tests/parity/fixtures`) were written by the libraries the
 `tests/parity/peer_weights.py`.
 """
 
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -19,10 +20,13 @@ from tokenizers import models, pre_tokenizers
 
 import contrastive
 from contrastive.cli import main
+from contrastive.data.config import TokenizerConfig
 from contrastive.data.transforms import evaluation_image
 from contrastive.errors import WeightsError
 from contrastive.geometry import normalize
+from contrastive.inference import NO_TEXTS, initial_towers
 from contrastive.pretrained.exporting import export_weights
+from contrastive.pretrained.families import Description
 from contrastive.pretrained.importing import import_weights
 from contrastive.pretrained.source import open_source
 from contrastive.pretrained.tensors import read_tensors, write_safetensors
@@ -494,3 +498,30 @@ def test_a_model_without_a_tokenizer_takes_ids(copied, tmp_path, capsys):
     np.testing.assert_allclose(rows, normalize(reference["text"]), atol=1e-5)
     assert main(["import", str(folder), f"--output={tmp_path / 'out'}"]) == 2
     assert "without a tokenizer" in capsys.readouterr().err
+
+
+def test_an_image_tower_alone(tmp_path, copied):
+    """A ViT made of the committed CLIP's image tower, by the names of its own family."""
+    folder = copied("clip")
+    found = import_weights(folder)
+    image = dataclasses.replace(
+        found.settings.model.image, pre_norm=False, patch_bias=True, projection="none"
+    )
+    model = dataclasses.replace(found.settings.model, image=image, text=None, embedding_dim=16)
+    data = dataclasses.replace(found.settings.data, text_length=16, tokenizer=TokenizerConfig())
+    settings = Description(data=data, model=model)
+    towers = initial_towers(settings, NO_TEXTS, 0)
+    export_weights(settings, towers, None, "huggingface", tmp_path / "vit")
+    again = import_weights(tmp_path / "vit")
+    assert again.family.name == "vit"
+    pictures = np.random.default_rng(0).integers(0, 256, (2, 20, 20, 3), np.uint8)
+    model = contrastive.load(tmp_path / "vit")
+    rows = model.encode_image(pictures)
+    wanted = normalize(jax.jit(lambda x: towers.encode_image(x))(jnp.asarray(pictures)))
+    np.testing.assert_allclose(rows, wanted, atol=1e-5)
+    with pytest.raises(contrastive.errors.UserError, match="encodes pictures only"):
+        model.encode_text("a cat")
+    assert main(["import", str(tmp_path / "vit"), f"--output={tmp_path / 'native'}"]) == 0
+    np.testing.assert_allclose(
+        contrastive.load(tmp_path / "native").encode_image(pictures), rows, atol=1e-6
+    )
