@@ -83,5 +83,4 @@ def _lock_minilm(config: ConfigDict) -> None:
     model.text = text | {"dropout": 0.0}
     # Locked is what was imported; the projection from its 384 entries to the embedding is new.
     optimizer.multipliers = (("text/(?!projection/).*", None),)
-    for group, changes in (("data", data), ("model", model), ("optimizer", optimizer)):
-        config[group].update(changes)
+    config.update({"data": data, "model": model, "optimizer": optimizer})

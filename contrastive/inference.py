@@ -217,7 +217,7 @@ class Model:
         if isinstance(texts, np.ndarray):
             ids = texts.astype(np.int32)
             return self._encode("text", len(ids), lambda part: ids[part.start : part.stop])
-        words: Sequence[str] = [texts] if isinstance(texts, str) else texts
+        words = [texts] if isinstance(texts, str) else list(texts)
         tokenizer = self.tokenizer
         if tokenizer is None:
             raise UserError(

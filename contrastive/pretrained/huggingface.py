@@ -265,7 +265,7 @@ def texts(source: Source) -> Texts:
     if preset is not None:
         return Texts(backend, TokenizerConfig(preset=preset, path="tokenizer.json"))
     begin, end, pad = (
-        _token(config.get(f"{name}_token", more.get(f"{name}_token")))
+        token_name(config.get(f"{name}_token", more.get(f"{name}_token")))
         for name in ("bos", "eos", "pad")
     )
     markers = TokenizerConfig(
@@ -274,7 +274,8 @@ def texts(source: Source) -> Texts:
     return Texts(backend, markers)
 
 
-def _token(value: Any) -> str | None:
+def token_name(value: Any) -> str | None:
+    """A token, written as its name or as an object with its ``content``."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None

@@ -15,6 +15,7 @@ from tokenizers import normalizers
 from contrastive.data.config import TokenizerConfig
 from contrastive.data.vocabulary import read_vocabulary, wordpiece
 from contrastive.errors import WeightsError
+from contrastive.pretrained.huggingface import token_name
 from contrastive.pretrained.source import Settings, Source
 from contrastive.towers import EncoderConfig
 
@@ -163,37 +164,29 @@ def _lower_first(backend: tokenizers.Tokenizer) -> None:
 
 
 def _markers(backend: tokenizers.Tokenizer, said: Settings, source: Source) -> TokenizerConfig:
-    """What the tokenizer itself puts around a text, at most one token on each side."""
-    text = "a"
-    alone = backend.encode(text, add_special_tokens=False).ids
-    dressed = backend.encode(text, add_special_tokens=True).ids
+    """What the tokenizer itself puts around a text, a token on each side; a list of pieces puts
+    nothing, then it is what the configuration names."""
+    alone = backend.encode("a", add_special_tokens=False).ids
+    dressed = backend.encode("a", add_special_tokens=True).ids
     extra = len(dressed) - len(alone)
-    heads = [n for n in range(extra + 1) if dressed[n : n + len(alone)] == alone]
-    if not alone or not heads or heads[0] > 1 or extra - heads[0] > 1:
+    if extra not in (0, 2) or (extra and dressed[1:-1] != alone):
         raise WeightsError(
-            f"{source.folder / 'tokenizer.json'} puts {extra} tokens around a text; at most one "
-            "before and one after it are known here."
+            f"{source.folder / 'tokenizer.json'} puts {extra} tokens around a text; one before and "
+            "one after it are known here."
         )
-    begin, end = _name(said, "cls_token", "[CLS]"), _name(said, "sep_token", "[SEP]")
+    begin = token_name(said.values.get("cls_token")) or "[CLS]"
+    end = token_name(said.values.get("sep_token")) or "[SEP]"
     if extra:
-        begin = backend.id_to_token(dressed[0]) if heads[0] else None
-        end = backend.id_to_token(dressed[-1]) if extra - heads[0] else None
-    pad = _name(said, "pad_token", None) or _name(
-        Settings(source.json("special_tokens_map.json") or {}, ""), "pad_token", None
-    )
-    known = [
-        name for name in (pad, "[PAD]", "<pad>") if name and backend.token_to_id(name) is not None
-    ]
-    if not known or (pad and known[0] != pad):
+        begin, end = backend.id_to_token(dressed[0]), backend.id_to_token(dressed[-1])
+    more = source.json("special_tokens_map.json") or {}
+    pad = token_name(said.values.get("pad_token", more.get("pad_token")))
+    known = [name for name in ([pad] if pad else ["[PAD]", "<pad>"]) if _has(backend, name)]
+    if not known:
         raise WeightsError(f"the tokenizer of {source.folder} has no padding token.")
     return TokenizerConfig(
         path="tokenizer.json", begin_token=begin, end_token=end, pad_token=known[0]
     )
 
 
-def _name(said: Settings, key: str, default: str | None) -> str | None:
-    """A token, written as its name or as an object with its ``content``."""
-    value = said.values.get(key)
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) else default
+def _has(backend: tokenizers.Tokenizer, name: str) -> bool:
+    return backend.token_to_id(name) is not None
