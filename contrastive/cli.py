@@ -81,7 +81,8 @@ def _overrides(options: argparse.Namespace, rest: list[str]) -> list[str]:
     """What the command's parser left over, if all of it changes keys of the configuration."""
     known = list(options.parser._option_string_actions)
     for argument in rest:
-        if argument.startswith("--config.") and "--config" in known:
+        takes_keys = "--config" in known or options.command == "import"
+        if argument.startswith("--config.") and takes_keys:
             continue
         close = difflib.get_close_matches(argument.partition("=")[0], known, n=1)
         hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
@@ -135,8 +136,39 @@ def make_parser() -> argparse.ArgumentParser:
     embed.set_defaults(run=_embed, parser=embed)
 
     _add_mine(commands)
+    _add_weights(commands)
     _add_data_commands(commands)
     return parser
+
+
+def _add_weights(commands: Any) -> None:
+    take = commands.add_parser(
+        "import",
+        help="make someone's weights to a folder like that of a run",
+        description="--config.KEY=VALUE states what you expect of the weights, and is an error "
+        "where they say something else.",
+        allow_abbrev=False,
+    )
+    take.add_argument("path", type=pathlib.Path, help="a folder or a file of weights")
+    take.add_argument("--output", type=pathlib.Path, required=True, help="the folder to make")
+    take.add_argument(
+        "--model-config",
+        type=pathlib.Path,
+        metavar="FILE.json",
+        help="the configuration, where it does not lie beside the weights",
+    )
+    take.add_argument(
+        "--image-size", type=int, metavar="PIXELS", help="another size of pictures than trained on"
+    )
+    take.set_defaults(run=_import, parser=take)
+
+    give = commands.add_parser(
+        "export", help="write a model as a folder of another library", allow_abbrev=False
+    )
+    give.add_argument("path", type=pathlib.Path, help="the folder of a run, or of weights")
+    give.add_argument("--format", required=True, help="huggingface or open_clip")
+    give.add_argument("--output", type=pathlib.Path, required=True, help="the folder to make")
+    give.set_defaults(run=_export, parser=give)
 
 
 def _add_train(commands: Any) -> None:
@@ -472,6 +504,26 @@ def _data(options: argparse.Namespace) -> int:
         shard_size=options.shard_size,
         split=options.split,
     )
+
+
+def _import(options: argparse.Namespace) -> int:
+    from contrastive.commands.weights import import_model
+
+    import_model(
+        options.path,
+        options.output,
+        model_config=options.model_config,
+        image_size=options.image_size,
+        expected=options.overrides,
+    )
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from contrastive.commands.weights import export_model
+
+    export_model(options.path, options.output, options.format)
+    return 0
 
 
 def _evaluate(options: argparse.Namespace) -> int:

@@ -26,3 +26,7 @@ class NoSuchSplit(DataError):
 
 class CheckpointError(UserError):
     """A checkpoint is missing, damaged or belongs to another configuration."""
+
+
+class WeightsError(UserError):
+    """A file of weights is missing, damaged, unsafe, or of a model that is not known here."""

@@ -5,20 +5,20 @@ import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Float32, Shaped
+from jaxtyping import Array, Float, Float32, Int, Shaped
 from PIL import Image
 
 from contrastive.data.config import DataConfig
 from contrastive.data.records import SampleError
 from contrastive.data.tokenizer import Tokenizer
-from contrastive.data.transforms import Rule, decode_image, evaluation_image
-from contrastive.errors import DataError
+from contrastive.data.transforms import decode_image, evaluation_image
+from contrastive.errors import DataError, UserError
 from contrastive.geometry import normalize
 from contrastive.mesh import (
     Devices,
@@ -30,8 +30,15 @@ from contrastive.mesh import (
     run_once_options,
 )
 from contrastive.objectives import LossConfig, start_values
-from contrastive.towers import MissingTower, Role, TwoTower, TwoTowerConfig
+from contrastive.towers import (
+    MissingTower,
+    Role,
+    TextTransformerConfig,
+    TwoTower,
+    TwoTowerConfig,
+)
 
+_SHORTEST = 32  # shorter texts are padded to this length, where they may be longer
 Picture: TypeAlias = str | os.PathLike | bytes | Image.Image | np.ndarray
 
 
@@ -52,7 +59,31 @@ class ModelSettings(Protocol):
     def batch_size(self) -> int: ...
 
 
-def build_towers(recipe: ModelSettings, tokenizer: Tokenizer, *, rngs: nnx.Rngs) -> TwoTower:
+@runtime_checkable
+class Markers(Protocol):
+    """What a text tower needs to know of its tokenizer; a :class:`Tokenizer` is one."""
+
+    @property
+    def vocabulary_size(self) -> int: ...
+
+    @property
+    def pad_id(self) -> int: ...
+
+    @property
+    def end_id(self) -> int | None: ...
+
+
+class _NoTexts(NamedTuple):
+    vocabulary_size: int = 1
+    pad_id: int = 0
+    end_id: int | None = None
+
+
+NO_TEXTS: Markers = _NoTexts()
+"""The markers for a model without a text tower."""
+
+
+def build_towers(recipe: ModelSettings, tokenizer: Markers, *, rngs: nnx.Rngs) -> TwoTower:
     """The towers that a recipe describes, freshly initialised."""
     return TwoTower(recipe.model, **_sizes(recipe, tokenizer), rngs=rngs)
 
@@ -62,7 +93,7 @@ def abstract_towers(recipe: ModelSettings, *, vocabulary_size: int, rngs: nnx.Rn
     return TwoTower(recipe.model, **_sizes_of(recipe, vocabulary_size, 0, 1), rngs=rngs)
 
 
-def initial_towers(recipe: ModelSettings, tokenizer: Tokenizer, seed: int) -> TwoTower:
+def initial_towers(recipe: ModelSettings, tokenizer: Markers, seed: int) -> TwoTower:
     """:func:`build_towers` as one program; the parameters depend only on the seed."""
     abstract = nnx.eval_shape(lambda: build_towers(recipe, tokenizer, rngs=nnx.Rngs(0)))
     sizes = tuple(_sizes(recipe, tokenizer).items())
@@ -72,7 +103,7 @@ def initial_towers(recipe: ModelSettings, tokenizer: Tokenizer, seed: int) -> Tw
     return nnx.merge(nnx.graphdef(abstract), parameters)
 
 
-def _sizes(recipe: ModelSettings, tokenizer: Tokenizer) -> dict[str, Any]:
+def _sizes(recipe: ModelSettings, tokenizer: Markers) -> dict[str, Any]:
     return _sizes_of(recipe, tokenizer.vocabulary_size, tokenizer.pad_id, tokenizer.end_id)
 
 
@@ -107,7 +138,7 @@ class Model:
     Args:
       recipe: The settings that the towers were built from.
       towers: The towers.
-      tokenizer: Turns texts to ids.
+      tokenizer: Turns texts to ids; None: the model came without one, and takes ids only.
       devices: Where to compute, unless the parameters lie on a mesh; None: the default device.
       batch_size: Rows that are encoded at a time, rounded up to a multiple of the devices.
       progress: Called after each batch.
@@ -117,7 +148,7 @@ class Model:
         self,
         recipe: ModelSettings,
         towers: TwoTower,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | None,
         devices: Devices | None = None,
         *,
         batch_size: int = 256,
@@ -164,24 +195,28 @@ class Model:
           DataError: A picture cannot be read; it is named.
           TypeError: Something is not a picture, or an array is not uint8.
         """
-        if self.recipe.data.pairs == "texts":
-            raise MissingTower("image", "texts")
+        if self.recipe.data.pairs == "texts" or self.recipe.model.image is None:
+            raise MissingTower("image")
         if isinstance(images, Picture) and not (isinstance(images, np.ndarray) and images.ndim > 3):
             images = [images]
-        size, rule = self.recipe.data.image_size, self.recipe.data.preprocessing
+        data, size = self.recipe.data, self.recipe.data.image_size
 
         def read(part: range) -> np.ndarray:
-            if isinstance(images, np.ndarray) and images.shape[1:] == (size, size, 3):
+            square = data.preprocessing != "naflex"
+            if square and isinstance(images, np.ndarray) and images.shape[1:] == (size, size, 3):
                 _check_pixels(images, part[0])
                 return images[part.start : part.stop]
-            return np.stack([_read(images[i], size, i, rule) for i in part])
+            return np.stack([_read(images[i], data, i) for i in part])
 
         return self._encode("image", len(images), read)
 
     def encode_text(
-        self, texts: str | Sequence[str], *, role: Role = "query"
+        self, texts: str | Sequence[str] | Int[np.ndarray, "texts length"], *, role: Role = "query"
     ) -> Float32[np.ndarray, "texts dim"]:
-        """Unit rows of texts, in their order.
+        """Unit rows of texts, in their order; token ids with markers and padding are taken too.
+
+        Where padding changes nothing, texts of like lengths go through together and are padded to
+        the next power of two only.
 
         Args:
           texts: One, or a sequence.
@@ -189,17 +224,35 @@ class Model:
             the prefix and, where there are two, the tower.
 
         Raises:
-          MissingTower: The model was trained on pictures only.
+          MissingTower: There is no text tower.
+          UserError: The model came without a tokenizer and texts are given.
         """
-        texts, data = [texts] if isinstance(texts, str) else texts, self.recipe.data
-        if data.pairs == "views":
-            raise MissingTower("text", "views")
+        data = self.recipe.data
+        if data.pairs == "views" or self.recipe.model.text is None:
+            raise MissingTower("text")
+        if isinstance(texts, np.ndarray):
+            ids = texts.astype(np.int32)
+            return self._encode(role, len(ids), lambda part: ids[part.start : part.stop])
         prefix = data.query_prefix if role == "query" else data.passage_prefix
+        words = [prefix + text for text in ([texts] if isinstance(texts, str) else texts)]
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            raise UserError(
+                "this model came without a tokenizer, so it cannot read texts; give token ids "
+                "int32 [texts, length], or put its tokenizer.json beside the weights."
+            )
+        order = np.arange(len(words))
+        cuts = tokenizer.length > _SHORTEST and _masks_padding(self.recipe.model)
+        if cuts:
+            order = np.argsort([len(text) for text in words], kind="stable")
 
         def read(part: range) -> np.ndarray:
-            return self.tokenizer.encode([prefix + texts[i] for i in part])
+            ids = tokenizer.encode([words[int(i)] for i in order[part.start : part.stop]])
+            return ids[:, : _padded_length(tokenizer.lengths(ids))] if cuts else ids
 
-        return self._encode(role, len(texts), read)
+        rows = self._encode(role, len(words), read)
+        rows[order] = rows.copy()
+        return rows
 
     def similarity(
         self, a: Float[np.ndarray, "n dim"], b: Float[np.ndarray, "m dim"]
@@ -225,6 +278,8 @@ class Model:
 
     def untrained(self, seed: int) -> "Model":
         """The same architecture with fresh parameters: what a number has to beat."""
+        if self.tokenizer is None:
+            raise UserError("this model came without a tokenizer, so it cannot be evaluated.")
         towers = initial_towers(self.recipe, self.tokenizer, seed)
         devices = list(self._mesh.devices.flat)
         options = {"batch_size": self.batch_size, "progress": self._progress}
@@ -254,19 +309,20 @@ class Model:
 
 
 def read_picture(
-    picture: Picture, size: int, rule: Rule = "square"
-) -> Shaped[np.ndarray, "size size 3"]:
-    """The pixels of one picture as a tower sees them.
+    picture: Picture, data: DataConfig
+) -> Shaped[np.ndarray, "size size 3"] | Shaped[np.ndarray, "patches bytes"]:
+    """The pixels of one picture as a tower sees them, by the size and the rule of the data.
 
     Raises:
       SampleError: It cannot be read or decoded.
       TypeError: It is not a picture.
     """
+    shape = data.image_size, data.preprocessing, data.resize
     if isinstance(picture, np.ndarray):
         _check_pixels(picture)
-        return evaluation_image(Image.fromarray(picture), size, rule)
+        return evaluation_image(Image.fromarray(picture), *shape)
     if isinstance(picture, Image.Image):
-        return evaluation_image(picture, size, rule)
+        return evaluation_image(picture, *shape)
     if isinstance(picture, str | os.PathLike):
         try:
             picture = pathlib.Path(picture).read_bytes()
@@ -277,12 +333,12 @@ def read_picture(
             f"{type(picture).__name__} is not a picture: give a path, encoded bytes, a PIL image "
             "or a uint8 array."
         )
-    return evaluation_image(decode_image(picture), size, rule)
+    return evaluation_image(decode_image(picture), *shape)
 
 
-def _read(picture: Any, size: int, index: int, rule: Rule) -> np.ndarray:
+def _read(picture: Any, data: DataConfig, index: int) -> np.ndarray:
     try:
-        return read_picture(picture, size, rule)
+        return read_picture(picture, data)
     except SampleError as error:
         name = picture if isinstance(picture, str | os.PathLike) else f"image {index}"
         raise DataError(f"{os.fspath(name)} cannot be read: {error}.") from error
@@ -294,6 +350,17 @@ def _check_pixels(array: np.ndarray, index: int = 0) -> None:
             f"an array {array.dtype}{list(array.shape)} is not a picture: uint8 [height, width, 3] "
             "with values 0 … 255 is expected."
         )
+
+
+def _masks_padding(model: TwoTowerConfig) -> bool:
+    if isinstance(model.text, TextTransformerConfig):
+        return model.text.padding == "masked"
+    return model.text is not None
+
+
+def _padded_length(lengths: np.ndarray) -> int:
+    """The power of two that holds the longest text, so that few programs are compiled."""
+    return max(_SHORTEST, 1 << (int(lengths.max()) - 1).bit_length())
 
 
 def _pad(rows: np.ndarray, size: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from contrastive.errors import ConfigError, UserError
 from contrastive.evaluation.suite import EvaluationConfig
 from contrastive.mesh import MeshConfig
 from contrastive.objectives import LossConfig, MomentumConfig
-from contrastive.towers import TwoTowerConfig
+from contrastive.towers import ConvTowerConfig, TwoTowerConfig
 from contrastive.training.checkpoint import CheckpointConfig
 from contrastive.training.logs import LogConfig
 from contrastive.training.optimizer import OptimizerConfig
@@ -69,7 +69,9 @@ class Recipe:
     loss: LossConfig = dataclasses.field(default_factory=LossConfig)
     momentum: MomentumConfig = dataclasses.field(default_factory=MomentumConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
-    init_from: str | None = None  # folder of an earlier run whose parameters this one starts with
+    # Folder of an earlier run, or of another library's weights, whose parameters this one starts
+    # with
+    init_from: str | None = None
     average_decay: float | None = None  # moving average of the parameters, used by evaluation
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
@@ -114,10 +116,10 @@ class Recipe:
                 "config.data.views.small: crops are compared by a softmax; config.loss.name is "
                 f"{self.loss.name!r}."
             )
-        if self.data.views.small and self.model.image.kind == "vit":
+        if self.data.views.small and not isinstance(self.model.image, ConvTowerConfig):
             raise ConfigError(
-                "config.data.views.small: a ViT has a table of positions for one size of picture; "
-                "crops of another need config.model.image.kind = 'conv'."
+                "config.data.views.small: other towers take pictures of one size; crops of another "
+                "need config.model.image.kind = 'conv'."
             )
 
     def _check_best(self) -> None:
@@ -197,7 +199,7 @@ def write_recipe(workdir: pathlib.Path, recipe: Recipe) -> None:
 
 def check_resumable(old: Recipe, new: Recipe, workdir: pathlib.Path | str) -> None:
     """Raises :class:`ConfigError` if the runs differ in something that changes the result."""
-    before, after = _flatten(config_lib.to_dict(old)), _flatten(config_lib.to_dict(new))
+    before, after = flatten(config_lib.to_dict(old)), flatten(config_lib.to_dict(new))
     changed = [
         key
         for key in sorted({*before, *after})
@@ -213,11 +215,12 @@ def check_resumable(old: Recipe, new: Recipe, workdir: pathlib.Path | str) -> No
         )
 
 
-def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings as one level, with keys joined by dots."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, dict):
-            flat |= _flatten(value, f"{prefix}{key}.")
+            flat |= flatten(value, f"{prefix}{key}.")
         else:
             flat[f"{prefix}{key}"] = value
     return flat

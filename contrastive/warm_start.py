@@ -1,79 +1,240 @@
-"""Parameters of an earlier run as the start of a new one, with an account of what was taken."""
+"""Parameters of an earlier run, or of someone's weights, as the start of a new run, with an account
+of what was taken."""
 
 import dataclasses
 import pathlib
-import shutil
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
-from contrastive.data.tokenizer import load_tokenizer
-from contrastive.errors import UserError
-from contrastive.inference import build_towers
-from contrastive.recipe import read_recipe
+from contrastive.data.tokenizer import Tokenizer, load_tokenizer
+from contrastive.errors import ConfigError, UserError
+from contrastive.folders import is_run
+from contrastive.inference import NO_TEXTS, build_towers
+from contrastive.pretrained.importing import import_weights, tokenizer_of
+from contrastive.recipe import Recipe, read_recipe
+from contrastive.towers import TwoTowerConfig, VisionTransformerConfig
+from contrastive.towers.positions import resize_positions
 from contrastive.training.checkpoint import read_parameters
 from contrastive.training.state import TrainState
+from contrastive.whole import whole_file
+
+# Settings of a tower that no shape tells, and without which its parameters mean something else.
+_MEANING = (
+    *("activation", "epsilon", "heads", "causal", "padding", "pre_norm", "patch_size"),
+    *("norm", "positions", "position_offset"),
+    *("window", "global_every", "rotary_base", "local_rotary_base"),
+)
+_POSITIONS = ("image", "positions")
 
 
 def take_tokenizer(source: pathlib.Path, workdir: pathlib.Path) -> None:
     """Copies the tokenizer of the earlier run, unless the new one has its own already: token ids
     then mean what the token table was trained for."""
-    if not (workdir / "tokenizer.json").exists() and (source / "tokenizer.json").is_file():
-        shutil.copyfile(source / "tokenizer.json", workdir / "tokenizer.json")
+    saved = workdir / "tokenizer.json"
+    content = None if saved.exists() else _tokenizer(source)
+    if content is not None:
+        with whole_file(saved) as file:
+            file.write_text(content, encoding="utf-8")
+
+
+def _tokenizer(source: pathlib.Path) -> str | None:
+    """The tokenizer of a run or of weights, as its file says it."""
+    if not is_run(source):
+        tokenizer = tokenizer_of(source)
+        return None if tokenizer is None else tokenizer.to_json()
+    file = source / "tokenizer.json"
+    return file.read_text(encoding="utf-8") if file.is_file() else None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Earlier:
+    """What there is to start from.
+
+    Attributes:
+      model: Its settings.
+      image_size: Of its pictures.
+      shapes: Of its parameters, by path.
+      read: The parameters of a target (``jax.ShapeDtypeStruct`` with shardings).
+      markers: Its tokenizer; None: it has none.
+    """
+
+    model: TwoTowerConfig
+    image_size: int
+    shapes: dict[tuple, tuple[int, ...]]
+    read: Callable[[Any], Any]
+    markers: Tokenizer | None
 
 
 def warm_start(
-    state: TrainState, source: pathlib.Path, workdir: pathlib.Path, say: Callable[[str], None]
+    state: TrainState,
+    recipe: Recipe,
+    workdir: pathlib.Path,
+    say: Callable[[str], None],
 ) -> TrainState:
     """The state with every parameter that the earlier run has too, by name and shape.
 
     Where the earlier run kept a moving average, that is taken. Optimizer and step stay new. Token
-    tables are taken only if the tokenizers are equal.
+    tables are taken only if the tokenizers are equal; the position table of a vision transformer is
+    resized where the pictures have another size.
 
     Args:
       state: The new run's state at step 0; says where parameters lie.
-      source: The earlier run's folder.
+      recipe: Of the new run; ``init_from`` is the folder of an earlier run, or weights of another
+        library.
       workdir: The new run's folder.
       say: Receives the account: what was taken, and what was not and why.
 
     Raises:
-      UserError: ``source`` is not the folder of a run, or nothing in it fits.
-      CheckpointError: None of its checkpoints can be read.
+      UserError: ``init_from`` is neither a run nor weights that are known, or nothing in it fits.
+      ConfigError: A tower has other settings than its parameters were trained with, or texts other
+        markers around them.
+      CheckpointError: None of the run's checkpoints can be read.
     """
-    recipe = read_recipe(source)
-    tokenizer = load_tokenizer(recipe.data, None, source)
-    towers = nnx.eval_shape(lambda: build_towers(recipe, tokenizer, rngs=nnx.Rngs(0)))
-    theirs = {path: leaf.shape for path, leaf in nnx.to_flat_state(nnx.state(towers, nnx.Param))}
+    source = pathlib.Path(str(recipe.init_from))
+    earlier = _run(source, say) if is_run(source) else _weights(source)
     ours = dict(nnx.to_flat_state(state.parameters))
-    same_tokens = _same_file(source / "tokenizer.json", workdir / "tokenizer.json")
-    reasons: dict[tuple, str] = {}
-    for path, leaf in ours.items():
-        if path not in theirs:
-            reasons[path] = "not there"
-        elif theirs[path] != leaf.shape:
-            reasons[path] = f"{list(theirs[path])} there, {list(leaf.shape)} here"
-        elif str(path[-1]).startswith(("token", "bigram")) and not same_tokens:
-            reasons[path] = "another tokenizer"
+    grids = _grids(earlier, recipe)
+    same_tokens = _tokenizer(source) == _tokenizer(workdir)
+    if same_tokens and earlier.markers is not None:
+        _check_markers(source, earlier.markers, load_tokenizer(recipe.data, None, workdir))
+    reasons = _reasons(ours, earlier, grids, same_tokens=same_tokens)
     taken = [path for path in ours if path not in reasons]
     if not taken:
         raise UserError(f"config.init_from = {source}: no parameter of that run fits this model.")
-    wanted = nnx.from_flat_state(
-        [(path, ours[path].replace(_abstract(ours[path][...]))) for path in taken]
-    )
-    read = read_parameters(source, wanted, average=recipe.average_decay is not None, notify=say)
-    values = dict(nnx.to_flat_state(read))
+    _check_meaning(earlier.model, recipe.model, {path[0] for path in taken})
+    wanted = [
+        (path, ours[path].replace(_abstract(ours[path][...], earlier.shapes[path])))
+        for path in taken
+    ]
+    values = dict(nnx.to_flat_state(earlier.read(nnx.from_flat_state(wanted))))
+    account = _account(source, len(ours), reasons, [p for p in earlier.shapes if p not in ours])
+    if grids is not None and _POSITIONS in values:
+        like, table = ours[_POSITIONS], values[_POSITIONS]
+        values[_POSITIONS] = like.replace(_resized(table[...], like[...], grids))
+        account += f" The position table was resized from {grids[0]} to {grids[1]} patches a side."
     parameters = nnx.from_flat_state(
         [(path, values.get(path, leaf)) for path, leaf in ours.items()]
     )
-    say(_account(source, len(ours), reasons, [p for p in theirs if p not in ours]))
+    say(account)
     average = None if state.average is None else jax.tree.map(jnp.copy, parameters)
-    return dataclasses.replace(state, parameters=parameters, average=average)
+    memory = state.memory
+    if memory is not None:  # the momentum encoder follows the towers from where they start
+        memory = dataclasses.replace(memory, parameters=jax.tree.map(jnp.copy, parameters))
+    return dataclasses.replace(state, parameters=parameters, average=average, memory=memory)
 
 
-def _abstract(x: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+def _check_markers(source: pathlib.Path, theirs: Tokenizer, ours: Tokenizer) -> None:
+    for name in ("begin", "end", "pad"):
+        there, here = (getattr(t, f"{name}_id") for t in (theirs, ours))
+        if there != here:
+            token = None if there is None else theirs.backend.id_to_token(there)
+            raise ConfigError(
+                f"config.init_from = {source} was trained with the {name} token {token!r}, which "
+                f"is not this run's: set config.data.tokenizer.{name}_token = {token!r}."
+            )
+
+
+def _run(source: pathlib.Path, say: Callable[[str], None]) -> _Earlier:
+    recipe = read_recipe(source)
+    texts = recipe.model.text is not None
+    tokenizer = load_tokenizer(recipe.data, None, source) if texts else NO_TEXTS
+    towers = nnx.eval_shape(lambda: build_towers(recipe, tokenizer, rngs=nnx.Rngs(0)))
+    shapes = {path: leaf.shape for path, leaf in nnx.to_flat_state(nnx.state(towers, nnx.Param))}
+    average = recipe.average_decay is not None
+
+    def read(target: Any) -> Any:
+        return read_parameters(source, target, average=average, notify=say)
+
+    markers = tokenizer if isinstance(tokenizer, Tokenizer) else None
+    return _Earlier(recipe.model, recipe.data.image_size, shapes, read, markers)
+
+
+def _weights(source: pathlib.Path) -> _Earlier:
+    found = import_weights(source)
+    values = dict(nnx.to_flat_state(nnx.state(found.towers, nnx.Param)))
+    shapes = {path: leaf.shape for path, leaf in values.items()}
+
+    def read(target: Any) -> Any:
+        placed = []
+        for path, leaf in nnx.to_flat_state(target):
+            value = np.asarray(values[path][...])
+            place = jax.tree.leaves(leaf)[0].sharding
+            array = jax.make_array_from_callback(value.shape, place, lambda i, v=value: v[i])
+            placed.append((path, leaf.replace(array)))
+        return nnx.from_flat_state(placed)
+
+    settings = found.settings
+    return _Earlier(settings.model, settings.data.image_size, shapes, read, found.tokenizer)
+
+
+def _reasons(
+    ours: dict[tuple, Any],
+    earlier: _Earlier,
+    grids: tuple[int, int] | None,
+    *,
+    same_tokens: bool,
+) -> dict[tuple, str]:
+    """Why parameters are not taken."""
+    reasons: dict[tuple, str] = {}
+    for path, leaf in ours.items():
+        theirs = earlier.shapes.get(path)
+        if theirs is None:
+            reasons[path] = "not there"
+        elif theirs != leaf.shape and not (grids is not None and path == _POSITIONS):
+            reasons[path] = f"{list(theirs)} there, {list(leaf.shape)} here"
+        elif str(path[-1]).startswith(("token", "bigram")) and not same_tokens:
+            reasons[path] = "another tokenizer"
+    return reasons
+
+
+def _grids(earlier: _Earlier, recipe: Recipe) -> tuple[int, int] | None:
+    """Patches a side there and here, where only their number differs; None otherwise."""
+    old, new = earlier.model.image, recipe.model.image
+    if not isinstance(old, VisionTransformerConfig) or not isinstance(new, VisionTransformerConfig):
+        return None
+    same = all(getattr(old, n) == getattr(new, n) for n in ("width", "patch_size", "pooling"))
+    sides = tuple(size // new.patch_size for size in (earlier.image_size, recipe.data.image_size))
+    return (sides[0], sides[1]) if same and sides[0] != sides[1] else None
+
+
+def _resized(table: jax.Array, like: jax.Array, grids: tuple[int, int]) -> jax.Array:
+    """The table for another grid, each device its own columns."""
+    parts = {shard.index[1]: shard.data for shard in table.addressable_shards}
+    old, new = ((side, side) for side in grids)
+
+    def part(index: Any) -> np.ndarray:
+        return resize_positions(np.asarray(parts[index[1]]), old, new)[index[0]]
+
+    return jax.make_array_from_callback(like.shape, like.sharding, part)
+
+
+def _check_meaning(theirs: TwoTowerConfig, ours: TwoTowerConfig, towers: set[Any]) -> None:
+    """Raises :class:`ConfigError` where parameters would be used otherwise than trained."""
+    for tower in sorted(towers & {"image", "text"}):
+        before, after = getattr(theirs, tower), getattr(ours, tower)
+        for name in _MEANING:
+            old, new = getattr(before, name, None), getattr(after, name, None)
+            if old is not None and new is not None and old != new:
+                raise ConfigError(
+                    f"config.model.{tower}.{name} = {new!r}, but the parameters of "
+                    f"config.init_from were trained with {old!r}."
+                )
+    for name in ("pixel_mean", "pixel_std"):
+        old, new = getattr(theirs, name), getattr(ours, name)
+        if "image" in towers and old != new:
+            raise ConfigError(
+                f"config.model.{name} = {new}, but the parameters of config.init_from were trained "
+                f"with {old}."
+            )
+
+
+def _abstract(x: jax.Array, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, x.dtype, sharding=x.sharding)
 
 
 def _account(
@@ -90,7 +251,3 @@ def _account(
 
 def _name(path: tuple) -> str:
     return "/".join(map(str, path))
-
-
-def _same_file(a: pathlib.Path, b: pathlib.Path) -> bool:
-    return a.is_file() and b.is_file() and a.read_bytes() == b.read_bytes()

@@ -46,6 +46,8 @@ if ! { $pip ${packages%% open_clip*} huggingface-hub safetensors regex ftfy tqdm
     fail "installing failed (network, disk?). The whole log: $log. Run 'make parity' again to retry."
 fi
 .venv-parity/bin/python experiments/benchmarks/peer_open_clip.py --check || fail "open_clip does not run there."
+.venv-parity/bin/python -W ignore experiments/benchmarks/peer_sentence.py --help >/dev/null ||
+    fail "sentence-transformers does not run there."
 .venv-parity/bin/python -W ignore experiments/benchmarks/peer_evaluation.py --check ||
     fail "the libraries of evaluations do not run there."
 echo "$want" >"$stamp"

@@ -80,7 +80,7 @@ def _batches(
     data = model.recipe.data
     for name, get in items:
         try:
-            batch.append(read_picture(get(), data.image_size, data.preprocessing))
+            batch.append(read_picture(get(), data))
         except SampleError as error:
             skipped.append((name, str(error)))
             continue

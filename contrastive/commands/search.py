@@ -84,7 +84,7 @@ def search(
     row = model.encode_text([query])
     if model.recipe.data.pairs == "texts":
         if images is not None:
-            raise MissingTower("image", "texts")
+            raise MissingTower("image")
         return _search_texts(model, query, row, top, console)
     gallery = open_gallery(model, images)
     found = nearest(model, gallery, query, top)

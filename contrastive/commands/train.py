@@ -236,8 +236,8 @@ class _Run:
             self.terminal.resume(restored.step)
             self.terminal.say(f"Resuming {self.workdir} at step {restored.step}.")
         elif self.recipe.init_from is not None:
-            source = pathlib.Path(self.recipe.init_from)
-            state = self._project(warm_start(state, source, self.workdir, self.terminal.say))
+            state = warm_start(state, self.recipe, self.workdir, self.terminal.say)
+            state = self._project(state)
         start = 0 if restored is None else restored.step
         self.processes.compare({"step to start from": str(start)})
         self.processes.first_alone(lambda: self._open_writers(start), "opening the logs")

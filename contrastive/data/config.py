@@ -12,6 +12,7 @@ from contrastive.data.picture_config import (
     AugmentConfig,
     CropConfig,
     RandAugmentConfig,
+    ResizeConfig,
     StackConfig,
     ViewsConfig,
 )
@@ -210,15 +211,17 @@ class TokenizerConfig:
 
     def check_length(self, length: int) -> None:
         """Raises :class:`ConfigError` unless the preset can have texts of so many ids."""
-        fixed = {"clip": 77, "siglip": 64, "siglip2": 64}.get(str(self.preset))
-        if fixed is not None and length != fixed:
+        if self.preset == "clip" and length != 77 and self.path is None:
             raise ConfigError(
-                f"config.data.text_length = {length}, but the preset {self.preset!r} has {fixed} "
-                "ids a text. For another length name the vocabulary by config.data.tokenizer.path "
-                "without a preset."
+                f"config.data.text_length = {length}, but the preset 'clip' has 77 ids a text. For "
+                "another length name the vocabulary by config.data.tokenizer.path."
             )
-        if self.preset == "bert" and length > 512:
-            raise ConfigError(f"config.data.text_length = {length}; BERT has 512 ids at most.")
+        most = {"bert": 512, "siglip": 64, "siglip2": 64}.get(str(self.preset), length)
+        if length > most:
+            raise ConfigError(
+                f"config.data.text_length = {length}; the preset {self.preset!r} has {most} ids a "
+                "text at most."
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -296,8 +299,11 @@ class DataConfig:
     negatives: int = 0  # of pairs of texts: how many reach the batch, drawn anew in each epoch
     image_size: int = 32  # side of the pictures that the model sees, in pixels
     # How a picture becomes square: its middle, resized (square); resized, then the middle (clip);
-    # stretched (siglip). Together with model.pixel_mean and pixel_std.
-    preprocessing: Literal["square", "clip", "siglip"] = "square"
+    # stretched (siglip). Together with model.pixel_mean and pixel_std. shortest and stretch are
+    # clip's and siglip's rules for models with other statistics. naflex: no square, but as many
+    # patches of resize.patch as image_size has, in the picture's own proportions (not trained yet).
+    preprocessing: Literal["square", "clip", "siglip", "shortest", "stretch", "naflex"] = "square"
+    resize: ResizeConfig = dataclasses.field(default_factory=ResizeConfig)
     # How training pictures are decoded and resized. evaluation: as in evaluation, by Pillow. train:
     # by faster code where contrastive[fast] is installed, within 2/255. train_fast: large JPEGs are
     # also decoded at a smaller scale, which is less exact.
@@ -363,6 +369,7 @@ class DataConfig:
             raise ConfigError(
                 f"config.data.emoji has no effect with config.data.source = {self.source!r}."
             )
+        self._check_resize()
         if not self.stream.lanes:
             _check_unused(
                 "config.data.stream", self.stream, ("window", "cache_gib"), "without lanes"
@@ -382,6 +389,25 @@ class DataConfig:
         if not 0 <= self.max_bad_share <= 1:
             raise ConfigError(
                 f"config.data.max_bad_share = {self.max_bad_share} has to lie between 0 and 1."
+            )
+
+    def _check_resize(self) -> None:
+        """The details of resizing that have no effect are not set."""
+        if self.preprocessing not in ("clip", "shortest"):
+            why = f"with config.data.preprocessing = {self.preprocessing!r}"
+            _check_unused("config.data.resize", self.resize, ("share", "centre"), why)
+        if self.preprocessing != "naflex":
+            why = f"with config.data.preprocessing = {self.preprocessing!r}"
+            _check_unused("config.data.resize", self.resize, ("patch",), why)
+        elif self.image_size % self.resize.patch:
+            raise ConfigError(
+                f"config.data.image_size = {self.image_size} is no multiple of "
+                f"config.data.resize.patch = {self.resize.patch}."
+            )
+        if self.decoding != "evaluation" and self.resize.interpolation != "bicubic":
+            raise ConfigError(
+                f"config.data.decoding = {self.decoding!r} resizes by bicubic interpolation; "
+                f"config.data.resize.interpolation is {self.resize.interpolation!r}."
             )
 
     def _check_pairs(self, kind: Format | None) -> None:
@@ -457,7 +483,16 @@ class DataConfig:
 # What has no effect on a kind of pairs.
 _OF_TEXTS = ("query", "positive", "negatives", "negatives_separator", "negatives_file")
 _OF_CAPTIONS = ("caption", "keywords", "keywords_separator", "class_names")
-_OF_PICTURES = ("preprocessing", "decoding", "crop", "augment", "stack", "rand_augment", "views")
+_OF_PICTURES = (
+    "preprocessing",
+    "resize",
+    "decoding",
+    "crop",
+    "augment",
+    "stack",
+    "rand_augment",
+    "views",
+)
 _PREFIXES = ("query_prefix", "passage_prefix", "query_from")
 _UNUSED = {
     "captions": ("views", "negatives", *_PREFIXES),

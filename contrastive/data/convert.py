@@ -145,12 +145,14 @@ def convert(
             raise DataError(f"{folder} holds files of the split {split!r} already.")
         for number, name in enumerate(names):
             rows = range(number * shard_size, min((number + 1) * shard_size, len(source)))
-            with whole_file(folder / name) as path:
-                with contextlib.closing(_SHARDS[target](path, pairs)) as shard:
-                    for row in rows:
-                        _copy(source, row, shard, pairs, errors)
-                        if progress is not None:
-                            progress(row + 1, len(source))
+            with (
+                whole_file(folder / name) as path,
+                contextlib.closing(_SHARDS[target](path, pairs)) as shard,
+            ):
+                for row in rows:
+                    _copy(source, row, shard, pairs, errors)
+                    if progress is not None:
+                        progress(row + 1, len(source))
     except OSError as error:
         raise DataError(f"{folder} cannot be written to: {error.strerror or error}.") from error
     return errors

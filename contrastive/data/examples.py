@@ -33,9 +33,16 @@ from contrastive.data.records import (
     check_words,
 )
 from contrastive.data.splits import content_ids
-from contrastive.data.transforms import decode_image, evaluation_image, resize, shaped
+from contrastive.data.transforms import (
+    STRETCHES,
+    TAKES_MIDDLE,
+    decode_image,
+    evaluation_image,
+    resize,
+    shaped,
+)
 from contrastive.data.unchecked import Fetched
-from contrastive.errors import DataError
+from contrastive.errors import ConfigError, DataError
 
 Progress = Callable[[int, int], None]
 _AHEAD = 64  # samples that are read ahead
@@ -115,11 +122,16 @@ def read_pictures(
     Raises:
       SampleError: The picture cannot be decoded.
     """
+    if config.preprocessing == "naflex":
+        raise ConfigError(
+            "config.data.preprocessing = 'naflex': pictures of any aspect are for imported models "
+            "in use; training batches hold squares."
+        )
     wanted = pairs.parts(config, key)
     if not wanted:
         return []
     cuts = [functools.partial(_cut, config=config, part=part) for part in wanted]
-    if config.decoding != "evaluation" and config.preprocessing != "clip":
+    if config.decoding != "evaluation" and config.preprocessing not in TAKES_MIDDLE:
         pictures = fast.read(record["image"], cuts, scaled=config.decoding == "train_fast")
         if pictures is not None:
             return pictures
@@ -130,12 +142,12 @@ def read_pictures(
 def _take(
     image: Image.Image, cut: fast.Cut, part: pairs.Part | None, config: DataConfig
 ) -> Image.Image:
-    if config.preprocessing == "clip" and part is None:
-        return shaped(image, config.room, "clip")
+    if config.preprocessing in TAKES_MIDDLE and part is None:
+        return shaped(image, config.room, config.preprocessing, config.resize)
     box, size = cut(*image.size)
     if box != (0, 0, *image.size):
         image = image.crop(box)
-    return image if size is None else resize(image, size)
+    return image if size is None else resize(image, size, config.resize)
 
 
 def _cut(
@@ -144,7 +156,7 @@ def _cut(
     """Which part of a picture is taken, and the side to which it is resized (None = it is not)."""
     if part is not None:
         return random_part(width, height, part.key, part.crop), part.size
-    if config.preprocessing == "siglip":
+    if config.preprocessing in STRETCHES:
         return (0, 0, width, height), config.room
     side = min(width, height)
     left, top = (width - side) // 2, (height - side) // 2
@@ -277,7 +289,9 @@ def read_evaluation_pairs(source: Source, config: DataConfig) -> EvaluationPairs
     ):
         rows.add(index, record, None)
         records.append(record)
-        images.append(evaluation_image(picture, config.image_size, config.preprocessing))
+        images.append(
+            evaluation_image(picture, config.image_size, config.preprocessing, config.resize)
+        )
     _check_share(total, errors, config, None)
     return EvaluationPairs(np.stack(images), records, rows.examples(errors).ids, errors)
 

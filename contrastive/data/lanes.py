@@ -97,6 +97,6 @@ class Lanes:
     def _order_of(self, epoch: int, window: int) -> Int64[np.ndarray, " samples"]:
         found = self._epoch(epoch)
         chosen = found.shards[window * self._window : (window + 1) * self._window]
-        samples = [np.arange(self._starts[i], self._starts[i + 1]) for i in chosen]
+        samples = [np.arange(int(self._starts[i]), int(self._starts[i + 1])) for i in chosen]
         rng = np.random.default_rng([found.seed, window])
         return rng.permutation(np.concatenate(samples))

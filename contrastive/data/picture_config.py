@@ -11,6 +11,27 @@ _ROOM = 1.5  # pictures are kept this much larger than the tower's input while g
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ResizeConfig:
+    """How pictures are resized, where a model wants it otherwise than bicubic and whole."""
+
+    interpolation: Literal["bicubic", "bilinear", "lanczos", "nearest"] = "bicubic"
+    # Of the rules that take the middle of a resized picture: the side of the middle over the
+    # shorter side (0.875 of many ResNets), and where it lies if as many pixels cannot be left on
+    # both sides: round = as torchvision and open_clip do, floor = as transformers does.
+    share: float = 1.0
+    centre: Literal["round", "floor"] = "round"
+    patch: int = 16  # of the rule naflex: side of the patches that a picture is cut into
+
+    def __post_init__(self) -> None:
+        if self.patch < 1:
+            raise ConfigError(f"config.data.resize.patch = {self.patch} has to be positive.")
+        if not 0 < self.share <= 1:
+            raise ConfigError(
+                f"config.data.resize.share = {self.share} has to be above 0 and at most 1."
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class CropConfig:
     """A random part of each training picture, resized, before anything else is done to it."""
 

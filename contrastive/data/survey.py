@@ -155,7 +155,7 @@ class _Look:
     def __init__(self, source: Source, config: DataConfig) -> None:
         self._source = source
         self._pairs: Pairs = config.pairs
-        self._size, self._rule = config.image_size, config.preprocessing
+        self._shape = config.image_size, config.preprocessing, config.resize
         self.errors = DataErrors()
         if isinstance(source, IndexedSource):
             self.errors.include(source.errors)
@@ -190,7 +190,7 @@ class _Look:
 
     def _picture(self, data: bytes) -> None:
         image: Image.Image = self._timed("decode", decode_image, data)
-        self._timed("resize", evaluation_image, image, self._size, self._rule)
+        self._timed("resize", evaluation_image, image, *self._shape)
         self.widths.append(image.width)
         self.heights.append(image.height)
         self.sizes.append(len(data))

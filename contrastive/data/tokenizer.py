@@ -4,7 +4,7 @@ Either a published model's is taken (:mod:`contrastive.data.vocabulary`), or a `
 given, or a small vocabulary (byte-level BPE, or whole words) is learned from the training captions,
 always the same from the same captions. It is saved in the run's folder, where evaluation and search
 find it. A row of ids is begin token, text, end token, padding; a text that is too long loses its
-last tokens, never the end token.
+last tokens (or its first, where a ``tokenizer.json`` truncates on the left), never the markers.
 """
 
 import dataclasses
@@ -45,17 +45,21 @@ class Tokenizer:
 
     Attributes:
       length: Ids a text.
+      preset: The published model whose form of texts is applied; None: none is.
       vocabulary_size: All ids are below it.
       pad_id, begin_id, end_id, unknown_id: The markers; the last three are None where there is no
         such token.
+      cuts_left: A long text loses its first tokens instead of its last.
     """
 
     def __init__(
         self, backend: tokenizers.Tokenizer, *, length: int, config: TokenizerConfig
     ) -> None:
+        cut = backend.truncation
+        self.cuts_left = cut is not None and str(cut["direction"]).lower() == "left"
         backend.no_padding()
         backend.no_truncation()
-        self._backend = backend
+        self._backend, self.preset = backend, config.preset
         self._rules = None if config.preset is None else PRESETS[config.preset]
         if self._rules is not None:
             begin, end, pad, _ = self._rules
@@ -88,6 +92,11 @@ class Tokenizer:
                 f"config.data.text_length = {length} leaves no room for text between the markers."
             )
 
+    @property
+    def backend(self) -> tokenizers.Tokenizer:
+        """What cuts the texts, without markers and padding; for export."""
+        return self._backend
+
     def _find(self, field: str, name: str | None, known: Sequence[str]) -> int | None:
         if name is None:
             ids = (self._backend.token_to_id(token) for token in known)
@@ -113,7 +122,7 @@ class Tokenizer:
         for row, encoding in zip(rows, encodings, strict=True):
             ids = encoding.ids
             if len(ids) > self._room:
-                ids = ids[: self._room]
+                ids = ids[-self._room :] if self.cuts_left else ids[: self._room]
                 truncated += 1
             ids = self._head + ids + self._tail
             row[: len(ids)] = ids
@@ -159,7 +168,15 @@ class Tokenizer:
     def save(self, path: pathlib.Path) -> None:
         """Writes a ``tokenizer.json``, whole or not at all."""
         with whole_file(path) as unfinished:
-            self._backend.save(str(unfinished), pretty=False)
+            unfinished.write_text(self.to_json(), encoding="utf-8")
+
+    def to_json(self) -> str:
+        """What a ``tokenizer.json`` of it holds."""
+        if self.cuts_left:
+            self._backend.enable_truncation(self.length, direction="left")
+        content = self._backend.to_str()
+        self._backend.no_truncation()
+        return content
 
 
 def train_tokenizer(texts: Iterable[str], *, length: int, config: TokenizerConfig) -> Tokenizer:

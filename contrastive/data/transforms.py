@@ -7,6 +7,7 @@ nothing is filled in.
 """
 
 import io
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -14,14 +15,18 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from contrastive.data.picture_config import ResizeConfig
 from contrastive.data.records import Record, SampleError
 
-Rule = Literal["square", "clip", "siglip"]
+Rule = Literal["square", "clip", "siglip", "shortest", "stretch", "naflex"]
+TAKES_MIDDLE = ("clip", "shortest")  # of the resized picture
+STRETCHES = ("siglip", "stretch")
 PIXEL_STATISTICS = {  # mean and standard deviation of the values between 0 and 1, R, G, B
     "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
     "siglip": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
 }
 _LONGEST = 20
+_FINEST = 1e-5  # where the search for a scale ends
 MAX_PIXELS = 89_000_000  # larger pictures are refused before they are decoded
 _EXIF_ORIENTATION = 0x0112
 
@@ -75,59 +80,110 @@ def square(image: Image.Image) -> Image.Image:
     return image.crop((left, top, left + side, top + side))
 
 
-def resize(image: Image.Image, side: int) -> Image.Image:
-    """A picture as a square of another size: bicubic with antialias, width first, then height.
+def resize(image: Image.Image, side: int, how: ResizeConfig = ResizeConfig()) -> Image.Image:  # noqa: B008
+    """A picture as a square of another size: with antialias, width first, then height.
 
     Two explicit calls, since the order of Pillow's two passes differs between its versions.
     """
-    return _resize(image, side, side)
+    return _resize(image, side, side, how)
 
 
-def _resize(image: Image.Image, width: int, height: int) -> Image.Image:
+def _resize(image: Image.Image, width: int, height: int, how: ResizeConfig) -> Image.Image:
+    method = Image.Resampling[how.interpolation.upper()]
     if image.width != width:
-        image = image.resize((width, image.height), Image.Resampling.BICUBIC)
+        image = image.resize((width, image.height), method)
     if image.height != height:
-        image = image.resize((width, height), Image.Resampling.BICUBIC)
+        image = image.resize((width, height), method)
     return image
 
 
-def shaped(image: Image.Image, size: int, rule: Rule) -> Image.Image:
+def shaped(
+    image: Image.Image,
+    size: int,
+    rule: Rule,
+    how: ResizeConfig = ResizeConfig(),  # noqa: B008  frozen
+) -> Image.Image:
     """A picture as a square, by the rule of a model.
 
-    ``square``: the middle square, resized. ``clip``: resized so that the shorter side has ``size``,
-    then the middle. ``siglip``: stretched. Before ``clip``, pictures longer than 20 : 1 lose their
-    ends, since they would become enormous on the way.
+    ``square``: the middle square, resized. ``clip`` and ``shortest``: resized so that the shorter
+    side has ``size / how.share``, then the middle. ``siglip`` and ``stretch``: stretched. (``clip``
+    and ``siglip`` are those of the published models, with their statistics.) Before the middle is
+    taken, pictures longer than 20 : 1 lose their ends, since they would become enormous on the way.
     """
     if rule == "square":
-        return resize(square(image), size)
-    if rule == "siglip":
-        return resize(image, size)
+        return resize(square(image), size, how)
+    if rule in STRETCHES:
+        return resize(image, size, how)
+    if rule == "naflex":
+        raise ValueError("rule 'naflex' makes no square; see naflex_patches.")
     short = min(image.size)
     if max(image.size) > _LONGEST * short:
         image = _middle(
-            image, min(image.width, _LONGEST * short), min(image.height, _LONGEST * short)
+            image, min(image.width, _LONGEST * short), min(image.height, _LONGEST * short), how
         )
-    width, height = (int(size * side / short) for side in image.size)
-    return _middle(_resize(image, width, height), size, size)
+    target = int(size / how.share + 1e-6)
+    width, height = (int(target * side / short) for side in image.size)
+    return _middle(_resize(image, width, height, how), size, size, how)
 
 
-def _middle(image: Image.Image, width: int, height: int) -> Image.Image:
-    """The middle, at the place that torchvision's centre crop takes."""
+def _middle(image: Image.Image, width: int, height: int, how: ResizeConfig) -> Image.Image:
+    """The middle, at the place that torchvision's centre crop takes, or transformers'."""
+    rounded = round if how.centre == "round" else math.floor
     left, top = (
-        round((have - want) / 2.0) for have, want in zip(image.size, (width, height), strict=True)
+        rounded((have - want) / 2.0) for have, want in zip(image.size, (width, height), strict=True)
     )
     return image.crop((left, top, left + width, top + height))
 
 
 def evaluation_image(
-    image: Image.Image, size: int, rule: Rule = "square"
-) -> UInt8[np.ndarray, "size size 3"]:
-    """The pixels that a tower sees outside of training."""
-    return np.asarray(shaped(to_rgb(image), size, rule))
+    image: Image.Image,
+    size: int,
+    rule: Rule = "square",
+    how: ResizeConfig = ResizeConfig(),  # noqa: B008
+) -> UInt8[np.ndarray, "size size 3"] | UInt8[np.ndarray, "patches bytes"]:
+    """The pixels that a tower sees outside of training; by the rule ``naflex`` in patches."""
+    if rule == "naflex":
+        return naflex_patches(to_rgb(image), (size // how.patch) ** 2, how)
+    return np.asarray(shaped(to_rgb(image), size, rule, how))
+
+
+def naflex_patches(
+    image: Image.Image, most: int, how: ResizeConfig
+) -> UInt8[np.ndarray, "patches bytes"]:
+    """A picture in its own proportions as at most ``most`` patches, each with its place, as
+    :mod:`contrastive.towers.naflex` takes them: rows that are over are zeros."""
+    columns, rows = naflex_grid(image.width, image.height, how.patch, most)
+    image = _resize(image, columns * how.patch, rows * how.patch, how)
+    cut = np.asarray(image).reshape(rows, how.patch, columns, how.patch, 3)
+    out = np.zeros((most, 3 * how.patch**2 + 4), np.uint8)
+    count = rows * columns
+    out[:count, :-4] = cut.transpose(0, 2, 1, 3, 4).reshape(count, -1)
+    places = np.indices((rows, columns)).reshape(2, -1).T
+    out[:count, -4:-2], out[:count, -2:] = places, (rows, columns)
+    return out
+
+
+def naflex_grid(width: int, height: int, patch: int, most: int) -> tuple[int, int]:
+    """Columns and rows of patches of a picture: the largest scale, found by halving as its authors
+    do, at which both sides, rounded up to whole patches, give no more than ``most``."""
+
+    def grid(scale: float) -> tuple[int, int]:
+        columns, rows = (math.ceil(side * scale / patch) for side in (width, height))
+        return max(columns, 1), max(rows, 1)
+
+    low, high = _FINEST / 10, 100.0
+    while high - low >= _FINEST:
+        middle = (low + high) / 2
+        low, high = (middle, high) if math.prod(grid(middle)) <= most else (low, middle)
+    columns, rows = grid(low)
+    return min(columns, 255, most), min(rows, 255, most)  # a place is a byte
 
 
 def evaluation_images(
-    records: Sequence[Record], image_size: int, rule: Rule = "square"
+    records: Sequence[Record],
+    image_size: int,
+    rule: Rule = "square",
+    how: ResizeConfig = ResizeConfig(),  # noqa: B008
 ) -> UInt8[np.ndarray, "n size size 3"]:
     """:func:`evaluation_image` of each record.
 
@@ -137,7 +193,7 @@ def evaluation_images(
     out = np.empty((len(records), image_size, image_size, 3), np.uint8)
     for row, record in zip(out, records, strict=True):
         try:
-            row[:] = evaluation_image(decode_image(record["image"]), image_size, rule)
+            row[:] = evaluation_image(decode_image(record["image"]), image_size, rule, how)
         except SampleError as error:
             raise SampleError(error.reason, error.detail, key=record["key"]) from error
     return out

@@ -130,8 +130,9 @@ def _byte_letters() -> list[str]:
     return [chr(b) for b in printable] + [chr(256 + i) for i in range(256 - len(printable))]
 
 
-def wordpiece(lines: Sequence[str]) -> tokenizers.Tokenizer:
-    """BERT's uncased WordPiece (Devlin et al. 2019); a piece a line, in the order of the ids."""
+def wordpiece(lines: Sequence[str], *, lowercase: bool = True) -> tokenizers.Tokenizer:
+    """BERT's WordPiece (Devlin et al. 2019), uncased or cased; a piece a line, in the order of the
+    ids."""
     pieces = [line.rstrip("\r") for line in lines]
     while pieces and not pieces[-1]:
         pieces.pop()
@@ -141,7 +142,7 @@ def wordpiece(lines: Sequence[str]) -> tokenizers.Tokenizer:
         raise ValueError(f"it lacks {', '.join(missing)}")
     model = models.WordPiece(vocab=vocabulary, unk_token="[UNK]", max_input_chars_per_word=100)
     backend = _backend(model, pre_tokenizers.BertPreTokenizer())
-    backend.normalizer = normalizers.BertNormalizer(lowercase=True)  # pyright: ignore[reportAttributeAccessIssue]
+    backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)  # pyright: ignore[reportAttributeAccessIssue]
     backend.decoder = decoders.WordPiece()  # pyright: ignore[reportAttributeAccessIssue]
     backend.add_special_tokens(list(_BERT_MARKERS))
     return backend

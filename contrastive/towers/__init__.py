@@ -2,7 +2,10 @@
 
 from contrastive.towers.bag import BagConfig, BagTower
 from contrastive.towers.convnet import ConvTower, ConvTowerConfig
+from contrastive.towers.encoder import DenseConfig, Encoder, EncoderConfig, LayerNormConfig
 from contrastive.towers.head import HeadConfig, PredictorConfig
+from contrastive.towers.naflex import NaFlexConfig, NaFlexTransformer
+from contrastive.towers.resnet import ResNet, ResNetConfig
 from contrastive.towers.sharding import LOGICAL_AXES, axis_rules
 from contrastive.towers.text import TextTransformer, TextTransformerConfig
 from contrastive.towers.two_tower import (
@@ -21,10 +24,18 @@ __all__ = [
     "BagTower",
     "ConvTower",
     "ConvTowerConfig",
+    "DenseConfig",
+    "Encoder",
+    "EncoderConfig",
     "HeadConfig",
+    "LayerNormConfig",
     "MissingTower",
+    "NaFlexConfig",
+    "NaFlexTransformer",
     "Pairs",
     "PredictorConfig",
+    "ResNet",
+    "ResNetConfig",
     "Role",
     "TextTransformer",
     "TextTransformerConfig",

@@ -117,6 +117,8 @@ SIGLIP = {
 
 def frugal(model: TwoTowerConfig) -> TwoTowerConfig:
     """The same model, computed in bfloat16 and keeping only what enters each block."""
+    assert isinstance(model.image, VisionTransformerConfig)
+    assert isinstance(model.text, TextTransformerConfig)
     return dataclasses.replace(
         model,
         dtype="bfloat16",

@@ -18,7 +18,7 @@ from contrastive.errors import ConfigError, SizeError
 from contrastive.towers import layers, sharding
 from contrastive.towers.transformer import Transformer, TransformerConfig
 
-Pooling = Literal["mean", "max", "cls", "last"]
+Pooling = Literal["mean", "max", "cls", "last", "weighted_mean"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,8 +76,8 @@ class TextTransformer(nnx.Module):
         rngs: nnx.Rngs,
     ):
         self.config, self.pad_id, self.end_id = config, pad_id, end_id
-        tokens = _table_size("vocabulary_size", config.vocabulary_size, vocabulary_size)
-        positions = _table_size("length", config.length, length)
+        tokens = table_size("vocabulary_size", config.vocabulary_size, vocabulary_size)
+        positions = table_size("length", config.length, length)
         # CLIP: deviations .02 and .01; big_vision (SigLIP): width^-½ for both.
         clip = config.init == "clip"
         width, narrow = config.width, config.width**-0.5
@@ -125,13 +125,20 @@ class TextTransformer(nnx.Module):
 
 
 def text_mask(
-    tokens: Int[Array, "batch length"], pad_id: int, end_id: int | None
+    tokens: Int[Array, "batch length"],
+    pad_id: int,
+    end_id: int | None,
+    *,
+    until: Literal["first", "last"] = "first",
 ) -> Bool[Array, "batch length"]:
-    """Which tokens are text: those up to the first end token; in a row without one, those up to the
-    last that is not padding."""
+    """Which tokens are text: those up to the first (or last) end token; in a row without one, those
+    up to the last that is not padding. An end token that is the padding, too, is the first."""
     text = _from_the_right(tokens != pad_id)
     if end_id is None:
         return text
+    if until == "last" and end_id != pad_id:
+        last = _from_the_right(tokens == end_id)
+        return jnp.where(last[:, :1], last, text)
     ends = (tokens == end_id).astype(jnp.int32)
     before = jnp.cumsum(ends, axis=1) - ends == 0  # no end token further left
     return jnp.where(jnp.any(ends > 0, axis=1, keepdims=True), before, text)
@@ -148,6 +155,8 @@ def pool(
     """One row a text, over the positions where ``mask`` holds; zeros where there is none."""
     if pooling == "mean":
         return layers.masked_mean(x, mask)
+    if pooling == "weighted_mean":
+        return layers.masked_weighted_mean(x, mask)
     if pooling == "max":
         return layers.masked_max(x, mask)
     if pooling == "last":
@@ -156,7 +165,8 @@ def pool(
     return layers.select_position(x, mask & first)
 
 
-def _table_size(name: str, configured: int, needed: int) -> int:
+def table_size(name: str, configured: int, needed: int) -> int:
+    """Rows of the table that ``model.text.NAME`` sizes: as configured, 0: as the data needs."""
     if configured and configured < needed:
         raise SizeError(f"model.text.{name} = {configured} is configured; the data needs {needed}.")
     return configured or needed

@@ -6,10 +6,11 @@ remains): the rule for fully masked rows that :mod:`contrastive.towers.layers` s
 
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Key
 
@@ -18,7 +19,7 @@ from contrastive.towers import layers, sharding
 from contrastive.towers.layers import Activation, Dense, LayerNorm
 from contrastive.towers.sharding import Initializer, parameter, weight
 
-Initialization = Literal["clip", "siglip"]
+Initialization = Literal["clip", "siglip", "bert", "modernbert"]
 Remat = Literal["none", "dots", "full"]
 
 
@@ -83,9 +84,16 @@ class BlockInit:
         ``clip`` (Radford et al. 2021): normal, ``width^-½`` for queries, keys and values,
         ``(2 width)^-½`` for the first MLP projection, and ``(2 depth width)^-½`` for the two that
         add to the residual stream. ``siglip`` (Zhai et al. 2023, big_vision): Glorot uniform, MLP
-        biases normal with deviation 1e-6.
+        biases normal with deviation 1e-6. ``bert`` (Devlin et al. 2019): normal, 0.02, cut off at
+        two deviations. ``modernbert`` (Warner et al. 2024, as released): the same, and
+        ``0.02 (2 depth)^-½`` for what adds to the residual stream.
         """
         width = config.width
+        if config.init in ("bert", "modernbert"):
+            narrow = layers.truncated_normal(0.02)
+            residual = layers.truncated_normal(0.02 * (2 * config.depth) ** -0.5)
+            last = residual if config.init == "modernbert" else narrow
+            return cls(qkv=narrow, out=last, up=narrow, down=last, mlp_bias=layers.zeros)
         if config.init == "clip":
             residual = layers.normal((2 * config.depth * width) ** -0.5)
             return cls(
@@ -111,15 +119,26 @@ class Attention(nnx.Module):
     QKV_AXES = ("embed", None, "heads", "head_dim")
     OUT_AXES = ("heads", "head_dim", "embed")
 
-    def __init__(self, config: TransformerConfig, *, stack: tuple[int, ...] = (), rngs: nnx.Rngs):
+    def __init__(
+        self,
+        config: TransformerConfig,
+        *,
+        bias: bool = True,
+        stack: tuple[int, ...] = (),
+        rngs: nnx.Rngs,
+    ):
         init, width, heads = BlockInit.of(config), config.width, config.heads
         size, above = width // heads, ("layers",) * len(stack)
         qkv, out = (*above, *self.QKV_AXES), (*above, *self.OUT_AXES)
         qkv_bias, out_bias = (*above, *self.QKV_AXES[1:]), (*above, "embed")
+
+        def zeros(shape: tuple[int, ...], axes: tuple[str | None, ...]) -> nnx.Param | None:
+            return parameter(rngs, shape, axes, layers.zeros) if bias else None
+
         self.qkv = parameter(rngs, (*stack, width, 3, heads, size), qkv, init.qkv)
-        self.qkv_bias = parameter(rngs, (*stack, 3, heads, size), qkv_bias, layers.zeros)
+        self.qkv_bias = zeros((*stack, 3, heads, size), qkv_bias)
         self.out = parameter(rngs, (*stack, heads, size, width), out, init.out)
-        self.out_bias = parameter(rngs, (*stack, width), out_bias, layers.zeros)
+        self.out_bias = zeros((*stack, width), out_bias)
 
     def __call__(
         self,
@@ -128,15 +147,19 @@ class Attention(nnx.Module):
         *,
         mask: Bool[Array, "batch #queries keys"] | None = None,
         causal: bool = False,
+        angles: Float[Array, "queries half"] | None = None,
     ) -> Float[Array, "batch queries width"]:
-        """Attends where ``mask`` holds and, if ``causal``, not ahead."""
+        """Attends where ``mask`` holds and, if ``causal``, not ahead. ``angles``: by which queries
+        and keys are turned (:func:`rotate`)."""
         kernel = weight(self.qkv, self.QKV_AXES, x)
-        bias = weight(self.qkv_bias, self.QKV_AXES[1:], x)
+        bias = None if self.qkv_bias is None else weight(self.qkv_bias, self.QKV_AXES[1:], x)
         if context is None:
             q, k, v = _project(x, kernel, bias)
         else:
-            (q,) = _project(x, kernel[:, :1], bias[:1])
-            k, v = _project(context, kernel[:, 1:], bias[1:])
+            (q,) = _project(x, kernel[:, :1], None if bias is None else bias[:1])
+            k, v = _project(context, kernel[:, 1:], None if bias is None else bias[1:])
+        if angles is not None:
+            q, k = rotate(q, angles), rotate(k, angles)
         over_heads = None if mask is None else mask[:, None]
         with jax.numpy_dtype_promotion("standard"):  # JAX mixes bfloat16 and float32 inside
             y = jax.nn.dot_product_attention(q, k, v, mask=over_heads, is_causal=causal)
@@ -147,41 +170,79 @@ class Attention(nnx.Module):
         out = weight(self.out, self.OUT_AXES, x)
         where = layers.summed_over(y, last=2)
         y = jnp.einsum("bqhk,hkd->bqd", y, out, out_sharding=where)
+        if self.out_bias is None:
+            return y
         return layers.add_bias(y, weight(self.out_bias, ("embed",), x))
 
 
-def _project(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> list[jax.Array]:
-    y = layers.add_bias(jnp.einsum("bld,dnhk->blnhk", x, kernel), bias)
+def _project(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> list[jax.Array]:
+    y = jnp.einsum("bld,dnhk->blnhk", x, kernel)
+    if bias is not None:
+        y = layers.add_bias(y, bias)
     return [y[:, :, i] for i in range(y.shape[2])]
 
 
-class Mlp(nnx.Module):
-    """``down(activation(up(x)))``."""
+def rotary_angles(length: int, head_dim: int, base: float) -> Float[Array, "length half"]:
+    """``position · base^(-2 i / head_dim)`` for i below ``head_dim / 2`` (Su et al. 2021,
+    https://arxiv.org/abs/2104.09864)."""
+    powers = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    frequencies = np.float32(1.0) / np.float32(base) ** powers
+    return jnp.arange(length, dtype=jnp.float32)[:, None] * jnp.asarray(frequencies)[None]
 
-    def __init__(self, config: TransformerConfig, *, stack: tuple[int, ...] = (), rngs: nnx.Rngs):
+
+def rotate(
+    x: Float[Array, "batch length heads head_dim"], angles: Float[Array, "length half"]
+) -> Float[Array, "batch length heads head_dim"]:
+    """Turns entry i and entry ``i + head_dim / 2`` of each head by the angle i of their position,
+    in float32."""
+    cos, sin = jnp.cos(angles)[None, :, None], jnp.sin(angles)[None, :, None]
+    half = x.shape[-1] // 2
+    a, b = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+
+
+class Mlp(nnx.Module):
+    """``down(activation(up(x)))``; gated: ``down(activation(up(x)) · gate(x))`` (Shazeer 2020,
+    https://arxiv.org/abs/2002.05202)."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        *,
+        gated: bool = False,
+        bias: bool = True,
+        stack: tuple[int, ...] = (),
+        rngs: nnx.Rngs,
+    ):
         init = BlockInit.of(config)
         self.activation: Activation = config.activation
-        self.up = Dense(
-            config.width,
-            config.hidden,
-            axes=("embed", "mlp"),
-            init=init.up,
-            bias=init.mlp_bias,
-            stack=stack,
-            rngs=rngs,
-        )
+
+        def into_hidden() -> Dense:
+            return Dense(
+                config.width,
+                config.hidden,
+                axes=("embed", "mlp"),
+                init=init.up,
+                bias=init.mlp_bias if bias else None,
+                stack=stack,
+                rngs=rngs,
+            )
+
+        self.up = into_hidden()
+        self.gate = into_hidden() if gated else None
         self.down = Dense(
             config.hidden,
             config.width,
             axes=("mlp", "embed"),
             init=init.down,
-            bias=init.mlp_bias,
+            bias=init.mlp_bias if bias else None,
             stack=stack,
             rngs=rngs,
         )
 
     def __call__(self, x: Float[Array, "... width"]) -> Float[Array, "... width"]:
-        return self.down(layers.activation(self.activation)(self.up(x)))
+        y = layers.activation(self.activation)(self.up(x))
+        return self.down(y if self.gate is None else y * self.gate(x))
 
 
 class Block(nnx.Module):
@@ -233,16 +294,33 @@ class Transformer(nnx.Module):
         causal: bool = False,
         keys: Key[Array, "batch"] | None = None,
     ) -> Float[Array, "batch length width"]:
-        graphdef, stacked = nnx.split(self.blocks)
         each = None if keys is None else layers.split_row_keys(keys, self.depth)
 
-        def body(x, layer):
-            parameters, keys = layer
-            block = nnx.merge(graphdef, parameters)
-            return block(x, mask=mask, causal=causal, keys=keys), None
+        def call(block: Block, x: jax.Array, keys: jax.Array | None) -> jax.Array:
+            return block(x, mask=mask, causal=causal, keys=keys)
 
-        x, _ = jax.lax.scan(rematerialised(body, self.remat), x, (stacked, each))
-        return x
+        return scan_blocks(self.blocks, call, x, each, self.remat)
+
+
+def scan_blocks(
+    blocks: nnx.Module, call: Callable[..., jax.Array], x: jax.Array, each: Any, remat: Remat
+) -> jax.Array:
+    """``x = call(block, x, own)`` for every block in turn, by one ``lax.scan``.
+
+    Args:
+      blocks: One block whose parameters are stacked: ``[depth, ...]``.
+      call: Runs a block on ``x``.
+      x: What enters the first block.
+      each: Arrays ``[depth, ...]``, of which each block gets its own.
+      remat: What the backward pass computes again.
+    """
+    graphdef, stacked = nnx.split(blocks)
+
+    def body(x: jax.Array, layer: Any) -> tuple[jax.Array, None]:
+        parameters, own = layer
+        return call(nnx.merge(graphdef, parameters), x, own), None
+
+    return jax.lax.scan(rematerialised(body, remat), x, (stacked, each))[0]
 
 
 def rematerialised(body: Callable, remat: Remat) -> Callable:

@@ -14,7 +14,10 @@ from contrastive.errors import ConfigError, UserError
 from contrastive.towers import layers, sharding
 from contrastive.towers.bag import BagConfig, BagTower
 from contrastive.towers.convnet import ConvTower, ConvTowerConfig
+from contrastive.towers.encoder import Encoder, EncoderConfig
 from contrastive.towers.head import Head, HeadConfig, PredictorConfig
+from contrastive.towers.naflex import PLACE, NaFlexConfig, NaFlexTransformer
+from contrastive.towers.resnet import ResNet, ResNetConfig
 from contrastive.towers.text import TextTransformer, TextTransformerConfig
 from contrastive.towers.vit import VisionTransformer, VisionTransformerConfig
 
@@ -22,19 +25,22 @@ Pairs = Literal["captions", "views", "texts"]
 """What the towers read: pictures and captions, two views of a picture, or two texts."""
 Role = Literal["query", "passage"]
 """Which half of a pair of texts a text is."""
-TextTower: TypeAlias = TextTransformer | BagTower
+ImageConfig: TypeAlias = ConvTowerConfig | VisionTransformerConfig | ResNetConfig | NaFlexConfig
+TextConfig: TypeAlias = TextTransformerConfig | EncoderConfig | BagConfig
+ImageTower: TypeAlias = ConvTower | VisionTransformer | ResNet | NaFlexTransformer
+TextTower: TypeAlias = TextTransformer | Encoder | BagTower
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TwoTowerConfig:
     """Settings of :class:`TwoTower`."""
 
-    image: ConvTowerConfig | VisionTransformerConfig = dataclasses.field(
+    image: ImageConfig | None = dataclasses.field(
         default_factory=ConvTowerConfig
-    )  # the image tower
-    text: TextTransformerConfig | BagConfig = dataclasses.field(
+    )  # the image tower; None: there is none (imported encoders of texts)
+    text: TextConfig | None = dataclasses.field(
         default_factory=TextTransformerConfig
-    )  # the text tower
+    )  # the text tower; None: there is none (imported encoders of pictures)
     # Of pairs of texts: one tower reads both, or passages have a tower of their own (with the same
     # settings and other parameters)
     shared: bool = True
@@ -54,6 +60,8 @@ class TwoTowerConfig:
             raise ConfigError(f"model.embedding_dim = {self.embedding_dim} has to be at least 1.")
         if min(self.pixel_std) <= 0.0:
             raise ConfigError(f"model.pixel_std = {self.pixel_std} has to be positive.")
+        if self.image is None and self.text is None:
+            raise ConfigError("model.image and model.text are both None: there is no tower.")
 
     def check_pairs(self, pairs: Pairs) -> None:
         """Raises :class:`ConfigError` where something is set that this kind of pair has no use
@@ -65,7 +73,7 @@ class TwoTowerConfig:
         }
         plain = TwoTowerConfig()
         for name in unused[pairs]:
-            if getattr(self, name) != getattr(plain, name):
+            if getattr(self, name) not in (getattr(plain, name), None):
                 raise ConfigError(
                     f"config.model.{name} has no effect with config.data.pairs = {pairs!r}."
                 )
@@ -117,25 +125,19 @@ class TwoTower(nnx.Module):
         self.config = config
         self.pairs: Pairs = pairs
         output = config.embedding_dim
-        size = {"size": image_size, "output": output, "rngs": rngs}
-
-        def text() -> TextTower:
-            return text_tower(
-                config.text,
-                length=text_length,
-                vocabulary_size=vocabulary_size,
-                pad_id=pad_id,
-                end_id=end_id,
-                output=output,
-                rngs=rngs,
-            )
+        sizes = {"length": text_length, "vocabulary_size": vocabulary_size}
+        sizes |= {"pad_id": pad_id, "end_id": end_id, "output": output}
 
         def head(config: HeadConfig, inputs: int) -> Head | None:
             return Head(config, inputs, rngs=rngs) if config.layers else None
 
-        self.image = image_tower(config.image, **size) if pairs != "texts" else None
-        self.text = text() if pairs != "views" else None
-        self.passage = text() if pairs == "texts" and not config.shared else None
+        self.image = self.text = self.passage = None
+        if config.image is not None and pairs != "texts":
+            self.image = image_tower(config.image, size=image_size, output=output, rngs=rngs)
+        if config.text is not None and pairs != "views":
+            self.text = text_tower(config.text, **sizes, rngs=rngs)
+            if pairs == "texts" and not config.shared:
+                self.passage = text_tower(config.text, **sizes, rngs=rngs)
         self.head = head(config.head, output)
         self.predictor = head(config.predictor, self.head.outputs if self.head else output)
         self.log_scale = nnx.Param(jnp.float32(math.log(scale_init)))
@@ -143,7 +145,9 @@ class TwoTower(nnx.Module):
 
     def encode_image(
         self,
-        images: UInt8[Array, "batch size size 3"] | Float[Array, "batch size size 3"],
+        images: UInt8[Array, "batch size size 3"]
+        | Float[Array, "batch size size 3"]
+        | UInt8[Array, "batch patches bytes"],
         *,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
@@ -152,7 +156,8 @@ class TwoTower(nnx.Module):
         """Raw float32 rows of images.
 
         Args:
-          images: Pixels, uint8 in 0 … 255 or float in [0, 1]; not yet normalised.
+          images: Pixels, uint8 in 0 … 255 or float in [0, 1]; not yet normalised. For a tower of
+            any aspect: patches with their places (:mod:`contrastive.towers.naflex`).
           deterministic: No dropout.
           rngs: Streams; one key is taken from ``dropout``. Needed unless deterministic.
           rows: Number of each row in the global batch, for dropout in microbatches: equal keys and
@@ -163,8 +168,10 @@ class TwoTower(nnx.Module):
           MissingTower: There is no image tower.
         """
         if self.image is None:
-            raise MissingTower("image", self.pairs)
+            raise MissingTower("image")
         keys = _row_keys(images, deterministic, rngs, rows)
+        if isinstance(self.image, NaFlexTransformer):
+            return self._encode_patches(self.image, images, keys)
         x = self._normalise(images).astype(self.config.dtype)
         y = sharding.on_rows(self.image, lambda tower, x, keys: tower(x, keys=keys), x, keys)
         return y.astype(jnp.float32)
@@ -182,7 +189,7 @@ class TwoTower(nnx.Module):
         tower where passages have their own."""
         tower = self.text if role == "query" or self.passage is None else self.passage
         if tower is None:
-            raise MissingTower("text", self.pairs)
+            raise MissingTower("text")
         keys = _row_keys(tokens, deterministic, rngs, rows)
         dtype = jnp.dtype(self.config.dtype)
 
@@ -190,6 +197,22 @@ class TwoTower(nnx.Module):
             return tower(tokens, dtype=dtype, keys=keys)
 
         return sharding.on_rows(tower, encode, tokens, keys).astype(jnp.float32)
+
+    def _encode_patches(
+        self, tower: NaFlexTransformer, images: jax.Array, keys: jax.Array | None
+    ) -> jax.Array:
+        pixels, places = images[..., :-PLACE], images[..., -PLACE:].astype(jnp.int32)
+        b, n, size = pixels.shape
+        four, three = sharding.rows_like(images, 4), sharding.rows_like(images, 3)
+        x = self._normalise(jax.lax.reshape(pixels, (b, n, size // 3, 3), out_sharding=four))
+        x = jax.lax.reshape(x, (b, n, size), out_sharding=three).astype(self.config.dtype)
+
+        def encode(
+            tower: NaFlexTransformer, x: jax.Array, places: jax.Array, keys: jax.Array | None
+        ) -> jax.Array:
+            return tower(x, places, keys=keys)
+
+        return sharding.on_rows(tower, encode, x, places, keys).astype(jnp.float32)
 
     def _normalise(self, images: jax.Array) -> jax.Array:
         x = images.astype(jnp.float32)
@@ -203,35 +226,29 @@ class TwoTower(nnx.Module):
 class MissingTower(UserError):
     """Something is to be encoded that the model has no tower for."""
 
-    def __init__(self, tower: Literal["image", "text"], pairs: Pairs) -> None:
-        reads = {"captions": "pictures and texts", "views": "pictures", "texts": "texts"}[pairs]
-        other = {"image": "pictures", "text": "texts"}[tower]
-        super().__init__(
-            f"this model has no {tower} tower: it was trained on pairs of {reads} "
-            f"(config.data.pairs = {pairs!r}) and cannot encode {other}."
-        )
+    def __init__(self, tower: Literal["image", "text"]) -> None:
+        others = {"image": "texts", "text": "pictures"}[tower]
+        super().__init__(f"this model has no {tower} tower; it encodes {others} only.")
 
 
-def image_tower(
-    config: ConvTowerConfig | VisionTransformerConfig, *, size: int, output: int, rngs: nnx.Rngs
-) -> ConvTower | VisionTransformer:
+def image_tower(config: ImageConfig, *, size: int, output: int, rngs: nnx.Rngs) -> ImageTower:
     """The tower that the settings are of."""
-    tower = ConvTower if isinstance(config, ConvTowerConfig) else VisionTransformer
-    return tower(
-        config,  # pyright: ignore[reportArgumentType]
-        image_size=size,
-        output=output,
-        rngs=rngs,
-    )
+    if isinstance(config, ConvTowerConfig):
+        return ConvTower(config, image_size=size, output=output, rngs=rngs)
+    if isinstance(config, NaFlexConfig):
+        return NaFlexTransformer(config, output=output, rngs=rngs)
+    if isinstance(config, ResNetConfig):
+        return ResNet(config, image_size=size, output=output, rngs=rngs)
+    return VisionTransformer(config, image_size=size, output=output, rngs=rngs)
 
 
-def text_tower(config: TextTransformerConfig | BagConfig, **sizes: Any) -> TextTower:
+def text_tower(config: TextConfig, **sizes: Any) -> TextTower:
     """The tower that the settings are of."""
-    return (
-        BagTower(config, **sizes)
-        if isinstance(config, BagConfig)
-        else TextTransformer(config, **sizes)
-    )
+    if isinstance(config, BagConfig):
+        return BagTower(config, **sizes)
+    if isinstance(config, EncoderConfig):
+        return Encoder(config, **sizes)
+    return TextTransformer(config, **sizes)
 
 
 def _row_keys(
@@ -261,6 +278,8 @@ def parameter_count(
     )
 
     def count(module: nnx.Module | None) -> int:
+        if module is None:
+            return 0
         return sum(leaf.size for leaf in jax.tree.leaves(nnx.state(module, nnx.Param)))
 
     return {"image": count(model.image), "text": count(model.text), "total": count(model)}

@@ -23,7 +23,7 @@ from contrastive.errors import ConfigError
 from contrastive.temperature import Names, clip_log_scale, path_names
 from contrastive.training import rules
 
-_UNDECAYED = ("positions", "class_token", "query")
+_UNDECAYED = ("positions", "class_token", "query", "mean", "variance")
 Schedule = Literal["cosine", "reciprocal_sqrt", "wsd", "constant"]
 
 
@@ -337,7 +337,9 @@ def _layer_factor(
         layer = np.arange(depth) + 1
     elif "stages" in names:
         layer = int(names[names.index("stages") + 1]) + 1
-    elif {"patches", "tokens", "positions", "class_token", "norm_before"} & set(names):
+    elif {"patches", "tokens", "positions", "token_types", "class_token", "norm_before"} & set(
+        names
+    ):
         layer = 0
     else:
         layer = depth + 1

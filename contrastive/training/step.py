@@ -42,7 +42,7 @@ def make_train_step(
       seed: Of the randomness inside the step.
       average_decay: Of the moving average; None: none is kept.
       frozen: ``frozen(parameters)`` is True for those that do not learn: nothing is computed for
-        their gradients.
+        their gradients, and their moving average stays where it is.
       accumulate: Batches to an update, as in the optimizer.
       momentum: Of a momentum encoder, which moves first and then makes the keys.
     """
@@ -72,7 +72,7 @@ def make_train_step(
             decay = jnp.minimum(average_decay, (1.0 + t) / (10.0 + t))
             if accumulate > 1:
                 decay = jnp.where((state.step + 1) % accumulate == 0, decay, 1.0)
-            average = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, average, parameters)
+            average = _moved(average, parameters, decay, frozen)
         if momentum is not None:
             memory = momentum.store(memory, batch, state.step)
             metrics["momentum"] = momentum.decay(state.step)
@@ -88,3 +88,15 @@ def make_train_step(
         return state, metrics
 
     return jax.jit(step, donate_argnums=0)
+
+
+def _moved(average: Any, parameters: Any, decay: Any, frozen: Callable[[Any], Any] | None) -> Any:
+    """The moving average after an update; what is frozen has not moved."""
+    if frozen is None:
+        return jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, average, parameters)
+    return jax.tree.map(
+        lambda a, p, f: a if f else decay * a + (1 - decay) * p,
+        average,
+        parameters,
+        frozen(parameters),
+    )

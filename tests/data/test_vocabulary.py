@@ -202,8 +202,8 @@ def test_files_that_are_something_else(tmp_path):
         (lambda: TokenizerConfig(preset="siglip"), "'siglip' needs config.data.tokenizer.path"),
         (lambda: TokenizerConfig(preset="clip", end_token="x"), "end_token belongs to the preset"),
         (lambda: with_length("clip", 76), "text_length = 76, but the preset 'clip' has 77"),
-        (lambda: with_length("siglip2", 77, "x.model"), "'siglip2' has 64"),
-        (lambda: with_length("bert", 513), "BERT has 512"),
+        (lambda: with_length("siglip2", 77, "x.model"), "'siglip2' has 64 ids"),
+        (lambda: with_length("bert", 513), "'bert' has 512"),
     ],
 )
 def test_presets_own_their_settings(make, sentence):

@@ -25,6 +25,8 @@ def fill():
             center = 1.0 if "scale" in jax.tree_util.keystr(path) else 0.0
             fan = 1 if leaf.ndim < 2 else np.prod(leaf.shape[-2:]) / leaf.shape[-1]
             values = center + rng.normal(0.0, 0.5 / np.sqrt(fan), leaf.shape)
+            if "variance" in jax.tree_util.keystr(path):
+                values = np.abs(values) + 0.5
             return jnp.asarray(values, jnp.float32)
 
         return nnx.merge(graphdef, jax.tree_util.tree_map_with_path(draw, state))

@@ -12,6 +12,9 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from contrastive.towers import (
     LOGICAL_AXES,
     ConvTowerConfig,
+    DenseConfig,
+    EncoderConfig,
+    ResNetConfig,
     TextTransformerConfig,
     TwoTower,
     TwoTowerConfig,
@@ -23,11 +26,35 @@ TRANSFORMER = {"width": 16, "depth": 2, "heads": 2, "mlp_ratio": 2.0, "dropout":
 VIT = VisionTransformerConfig(**TRANSFORMER, patch_size=4, pooling="cls", pre_norm=True)
 CONFIG = TwoTowerConfig(image=VIT, text=TextTransformerConfig(**TRANSFORMER), embedding_dim=12)
 CONV = dataclasses.replace(CONFIG, image=ConvTowerConfig(widths=(4, 8)))
+RESNET = dataclasses.replace(
+    CONFIG,
+    image=ResNetConfig(
+        form="clip", stem=4, widths=(8, 8), depths=(1, 1), heads=2, projection="bias"
+    ),
+    text=dataclasses.replace(CONFIG.text, depth=1),
+)
 # FLIP: half of the patches. The text tower is made small, it is tested with the others.
 FLIP = dataclasses.replace(
     CONFIG,
     image=dataclasses.replace(VIT, patch_size=2, keep_patches=0.5, depth=1),
     text=dataclasses.replace(CONFIG.text, depth=1),
+)
+# Encoders after BERT and ModernBERT; the image tower is made small.
+POST = dataclasses.replace(CONV, text=EncoderConfig(**TRANSFORMER))
+MODERN = dataclasses.replace(
+    CONV,
+    text=EncoderConfig(
+        **TRANSFORMER,
+        norm="pre",
+        positions="rotary",
+        gated=True,
+        bias=False,
+        token_types=0,
+        window=2,
+        global_every=2,
+        pooling="weighted_mean",
+        after_pooling=(DenseConfig(size=12, activation="gelu"),),
+    ),
 )
 BATCH = 16
 
@@ -96,13 +123,18 @@ ONE_DEVICE = {}  # what a single device computes, by image tower: compiled once 
         ("conv", "fsdp"),
         ("flip", "data"),
         ("flip", "fsdp"),
+        ("resnet", "fsdp"),
+        pytest.param("post", "fsdp", marks=pytest.mark.slow),
+        ("modern", "fsdp"),
+        ("modern", "tensor"),
         pytest.param("conv", "data", marks=pytest.mark.slow),
         pytest.param("conv", "tensor", marks=pytest.mark.slow),
     ],
 )
 def test_A08_eight_devices_equal_one(image, layout, fill, quick):
     """Rows, gradients and dropout do not depend on how many devices share the work."""
-    config = {"vit": CONFIG, "conv": CONV, "flip": FLIP}[image]
+    configs = {"vit": CONFIG, "conv": CONV, "flip": FLIP, "post": POST, "modern": MODERN}
+    config = (configs | {"resnet": RESNET})[image]
     graphdef, state = nnx.split(fill(lambda: build(config, nnx.Rngs(0))))
     if image not in ONE_DEVICE:
         args = (*map(jnp.asarray, batch()), jax.random.key(0))
@@ -114,7 +146,7 @@ def test_A08_eight_devices_equal_one(image, layout, fill, quick):
         np.testing.assert_allclose(np.asarray(b), np.asarray(a), atol=1e-5 * scale)
 
 
-@pytest.mark.parametrize("config", [CONFIG, FLIP], ids=["vit", "flip"])
+@pytest.mark.parametrize("config", [CONFIG, FLIP, MODERN], ids=["vit", "flip", "modern"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_auto_axes_trace_too(layout, config):
     mesh, rules, spec = mesh_of(layout, AxisType.Auto)
@@ -171,7 +203,7 @@ def test_parameters_are_born_where_the_rules_put_them(quick):
 
 def test_every_parameter_names_its_axes():
     """A table for the rules: each dimension has a known name (kernel windows have none)."""
-    for config in (CONFIG, CONV):
+    for config in (CONFIG, CONV, POST, MODERN):
         model = nnx.eval_shape(lambda config=config: build(config, nnx.Rngs(0)))
         leaves = jax.tree.leaves(
             nnx.state(model), is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)

@@ -337,9 +337,15 @@ def test_layer_decay_slows_the_layers_near_the_input():
             "transformer": {"blocks": {"mlp": {"kernel": jnp.ones((3, 2, 2))}}},
             "projection": {"kernel": jnp.ones((2, 2))},
         },
+        "text": {
+            "token_types": jnp.ones((2, 2)),
+            "norm_before": {"scale": jnp.ones(2)},
+            "blocks": {"mlp": {"kernel": jnp.ones((2, 2, 2))}},
+            "after_pooling": {"kernel": jnp.ones((2, 2))},
+        },
         "log_scale": jnp.float32(1.0),
     }
-    assert layer_counts(parameters) == {"image": 3}
+    assert layer_counts(parameters) == {"image": 3, "text": 2}
     config = OptimizerConfig(
         name="sgd", b1=0.0, learning_rate=1.0, weight_decay=0.0, clip_norm=None, layer_decay=0.5
     )
@@ -352,6 +358,8 @@ def test_layer_decay_slows_the_layers_near_the_input():
     assert float(updates["image"]["patches"]["kernel"][0, 0]) == -0.0625
     assert float(updates["image"]["projection"]["kernel"][0, 0]) == -1.0
     assert float(updates["log_scale"]) == -1.0
+    text = [float(leaf.ravel()[0]) for leaf in jax.tree.leaves(updates["text"])]
+    assert text == [-1.0, -0.25, -0.125, -0.125]  # after_pooling, blocks, norm_before, token_types
 
 
 def test_A14_accumulation_averages_clips_and_limits_at_real_updates_only():

@@ -1,0 +1,187 @@
+"""Residual networks: transformers' ResNets, an image tower without a text tower; and CLIP with one,
+as open_clip names it."""
+
+import dataclasses
+from typing import Any
+
+from contrastive.data.config import DataConfig
+from contrastive.errors import WeightsError
+from contrastive.pretrained import huggingface, layouts, open_clip
+from contrastive.pretrained.families import Description, Family
+from contrastive.pretrained.mapping import Rule
+from contrastive.pretrained.source import Settings, Source
+from contrastive.towers import ResNetConfig, TwoTowerConfig
+
+_IMAGENET = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225)}
+_CONVOLUTION = "p q c w -> w c p q"
+_BUFFERS = (r".*\.num_batches_tracked",)
+
+
+def _convolution(ours: str, convolution: str, norm: str) -> list[Rule]:
+    """A convolution and its batch normalisation, of PyTorch."""
+    names = {
+        "scale": "weight",
+        "bias": "bias",
+        "mean": "running_mean",
+        "variance": "running_var",
+    }
+    return [
+        Rule(f"{ours}/kernel", f"{convolution}.weight", _CONVOLUTION),
+        *(Rule(f"{ours}/norm/{name}", f"{norm}.{theirs}") for name, theirs in names.items()),
+    ]
+
+
+def _stages(config: ResNetConfig) -> list[tuple[int, int, int, bool]]:
+    """Stage, block, convolutions and whether there is a shortcut, of each block."""
+    out, inputs = [], config.stem
+    for i, (outputs, depth) in enumerate(zip(config.widths, config.depths, strict=True)):
+        for j in range(depth):
+            stride = 1 if j else config.first_stride if i == 0 else 2
+            convolutions = 3 if config.block == "bottleneck" else 2
+            out.append((i, j, convolutions, inputs != outputs or stride != 1))
+            inputs = outputs
+    return out
+
+
+# --- transformers -----------------------------------------------------------------------------
+
+
+def _describe(source: Source) -> Description:
+    config = Settings(source.config, str(source.folder / "config.json"))
+    if config.get("hidden_act", "relu") != "relu":
+        raise WeightsError(
+            f"{config.where}: hidden_act = {config.get('hidden_act')!r}; known is relu."
+        )
+    given = source.json("preprocessor_config.json") or {}
+    size = given.get("size", 224)
+    size = size.get("shortest_edge", size.get("height", 224)) if isinstance(size, dict) else size
+    pictures = huggingface.pictures(
+        source, size, _IMAGENET | {"size": {"shortest_edge": size}, "crop_pct": 0.875}
+    )
+    widths = tuple(config.get("hidden_sizes", [256, 512, 1024, 2048]))
+    image = ResNetConfig(
+        block=config.get("layer_type", "bottleneck"),
+        stem=config.get("embedding_size", 64),
+        widths=widths,
+        depths=tuple(config.get("depths", [3, 4, 6, 3])),
+        first_stride=2 if config.get("downsample_in_first_stage", False) else 1,
+        early_stride=config.get("downsample_in_bottleneck", False),
+    )
+    return Description(
+        data=DataConfig(image_size=size, **pictures.data),
+        model=TwoTowerConfig(
+            image=image,
+            text=None,
+            embedding_dim=widths[-1],
+            pixel_mean=pictures.mean,
+            pixel_std=pictures.std,
+        ),
+    )
+
+
+def _rules(settings: Description) -> list[Rule]:
+    image = settings.model.image
+    assert isinstance(image, ResNetConfig)
+    stem = "embedder.embedder"
+    rules = _convolution("image/stem/0", f"{stem}.convolution", f"{stem}.normalization")
+    for i, j, convolutions, shortcut in _stages(image):
+        ours, theirs = f"image/stages/{i}/{j}", f"encoder.stages.{i}.layers.{j}"
+        parts = {f"branch/{n}": f"layer.{n}" for n in range(convolutions)}
+        parts |= {"shortcut": "shortcut"} if shortcut else {}
+        for mine, name in parts.items():
+            full = f"{theirs}.{name}"
+            rules += _convolution(f"{ours}/{mine}", f"{full}.convolution", f"{full}.normalization")
+    return rules
+
+
+FAMILY = Family(
+    name="resnet",
+    recognises=lambda source: source.config.get("model_type") == "resnet",
+    describe=_describe,
+    rules=_rules,
+    ignored=(*_BUFFERS, r"classifier\..*"),
+    renamed=((r"^resnet\.", ""),),
+    fresh=("log_scale",),
+)
+
+
+# --- open_clip --------------------------------------------------------------------------------
+
+
+def _describe_clip(source: Source) -> Description:
+    config = open_clip.model_settings(source)
+    vision = config.group("vision_cfg")
+    width, head = vision.get("width", 64), vision.get("head_width", 64)
+    return open_clip.describe(source, _clip_tower(vision, width, head))
+
+
+def _clip_tower(vision: Settings, width: int, head: int) -> ResNetConfig:
+    depths = vision.get("layers")
+    if not all(type(depth) is int for depth in depths):
+        raise WeightsError(f"{vision.where}: layers = {depths!r} has to list whole numbers.")
+    return ResNetConfig(
+        form="clip",
+        stem=width,
+        widths=tuple(width * 4 * 2**i for i in range(len(depths))),
+        depths=tuple(depths),
+        heads=width * 32 // head,
+        projection="bias",
+    )
+
+
+def _clip_rules(settings: Description) -> list[Rule]:
+    image = settings.model.image
+    assert isinstance(image, ResNetConfig)
+    rules: list[Rule] = []
+    for i in range(3):
+        rules += _convolution(f"image/stem/{i}", f"visual.conv{i + 1}", f"visual.bn{i + 1}")
+    for i, j, convolutions, shortcut in _stages(image):
+        ours, theirs = f"image/stages/{i}/{j}", f"visual.layer{i + 1}.{j}"
+        for n in range(convolutions):
+            rules += _convolution(
+                f"{ours}/branch/{n}", f"{theirs}.conv{n + 1}", f"{theirs}.bn{n + 1}"
+            )
+        if shortcut:
+            down = f"{theirs}.downsample"
+            rules += _convolution(f"{ours}/shortcut", f"{down}.0", f"{down}.1")
+    pool = "visual.attnpool"
+    each = [f"{pool}.{letter}_proj" for letter in "qkv"]
+    return [
+        *rules,
+        Rule("image/pool/positions", f"{pool}.positional_embedding"),
+        Rule("image/pool/qkv", tuple(f"{name}.weight" for name in each), layouts.QKV),
+        Rule("image/pool/qkv_bias", tuple(f"{name}.bias" for name in each), layouts.QKV_BIAS),
+        *layouts.linear("image/projection", f"{pool}.c_proj"),
+        *open_clip.text_rules(settings),
+        *open_clip.scalar_rules(settings),
+    ]
+
+
+def _is_clip(source: Source) -> bool:
+    layers = open_clip.model_settings(source).group("vision_cfg").values.get("layers")
+    return open_clip.recognises(source) and isinstance(layers, list)
+
+
+def _clip_files(settings: Description) -> dict[str, dict[str, Any]]:
+    image = settings.model.image
+    if not isinstance(image, ResNetConfig) or image.form != "clip":
+        raise WeightsError("its image tower is not CLIP's residual network")
+    vision = {
+        "image_size": settings.data.image_size,
+        "layers": list(image.depths),
+        "width": image.stem,
+        "head_width": image.stem * 32 // image.heads,
+        "patch_size": None,
+    }
+    return open_clip.files(settings, vision)
+
+
+CLIP = dataclasses.replace(
+    open_clip.FAMILY,
+    name="open_clip_resnet",
+    recognises=_is_clip,
+    describe=_describe_clip,
+    rules=_clip_rules,
+    ignored=(*open_clip.FAMILY.ignored, *_BUFFERS),
+    files=_clip_files,
+)
