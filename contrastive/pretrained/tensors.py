@@ -8,7 +8,6 @@ asks for anything but tensors is an error before anything of it is used.
 import json
 import math
 import pathlib
-import struct
 import zipfile
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
@@ -47,7 +46,9 @@ def read_tensors(path: pathlib.Path) -> Tensors:
             return _safetensors(path)
         if head.startswith(b"\x80"):
             return read_torch(path)
-    except (OSError, EOFError, struct.error, zipfile.BadZipFile, ValueError) as error:
+    except (WeightsError, PermissionError):
+        raise
+    except Exception as error:  # the decoders of hostile files raise whatever they like
         raise WeightsError(f"{path} is damaged: {_first_line(error)}.") from error
     raise WeightsError(
         f"{path} holds no weights: it is neither safetensors nor a zip file of PyTorch or NumPy."
@@ -73,19 +74,24 @@ def _safetensors(path: pathlib.Path) -> Tensors:
     try:
         with safetensors.safe_open(str(path), framework="numpy") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (safetensors.SafetensorError, TypeError) as error:
-        raise WeightsError(f"{path} is damaged: {_first_line(error)}.") from error
+    except AttributeError as error:  # eight bits a number, for example
+        raise WeightsError(
+            f"{path} holds numbers of a kind that is not read here: {_first_line(error)}."
+        ) from error
 
 
 def _sharded(index: pathlib.Path) -> Tensors:
     try:
         names = json.loads(index.read_text())["weight_map"]
         files = sorted(set(names.values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        outside = any(pathlib.PurePath(name).name != name for name in files)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise WeightsError(f"{index} is not the index of sharded weights.") from error
-    paths = [index.parent / name for name in files]
-    if any(pathlib.PurePath(name).name != name for name in files):
+    if outside:
         raise WeightsError(f"{index} names files outside of its folder.")
+    if not files or any(not name or name.endswith(".index.json") for name in files):
+        raise WeightsError(f"{index} is not the index of sharded weights: it names no files.")
+    paths = [index.parent / name for name in files]
     missing = [path.name for path in paths if not path.is_file()]
     if missing:
         raise WeightsError(

@@ -106,12 +106,14 @@ def _load_old(handle: Any, path: pathlib.Path) -> Any:
     _, system = plain(), plain()
     if not isinstance(system, dict) or not system.get("little_endian", True):
         raise WeightsError(f"{path} was written on a machine with big-endian numbers.")
-    start = handle.tell()
+    start, size = handle.tell(), path.stat().st_size
     sizes: dict[str, tuple[np.dtype, int]] = {}
 
     def measured(dtype: np.dtype, key: str, count: int) -> np.ndarray:
         sizes[key] = dtype, count
-        return np.broadcast_to(np.zeros((), dtype), (count,))
+        if sum(n * kind.itemsize for kind, n in sizes.values()) > size:
+            raise WeightsError(f"{path} is damaged: its tensors are larger than the file.")
+        return np.broadcast_to(np.zeros((), dtype), (count,))  # one number, in one place
 
     _Reader(handle, path, measured).read()
     keys = plain()
@@ -202,6 +204,7 @@ class _Reader(pickle.Unpickler):
         last = offset + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
         if last >= storage.size or math.prod(shape) > storage.size:
             raise WeightsError(f"{self._path} is damaged: a tensor reaches beyond its storage.")
-        steps = tuple(step * storage.itemsize for step in stride)
-        view = np.lib.stride_tricks.as_strided(storage[offset:], shape, steps, writeable=False)
-        return np.ascontiguousarray(view).reshape(tuple(shape))
+        # A view: many tensors may share a storage. The storage's own step, which is 0 while sizes
+        # are measured, keeps it inside what is there.
+        steps = tuple(step * storage.strides[0] for step in stride)
+        return np.lib.stride_tricks.as_strided(storage[offset:], shape, steps, writeable=False)

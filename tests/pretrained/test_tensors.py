@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pickle
+import struct
 import zipfile
 
 import ml_dtypes
@@ -86,9 +87,23 @@ def test_an_index_cannot_name_files_elsewhere(tmp_path):
     index.write_text(json.dumps({"weight_map": {"a": "../secret.safetensors"}}))
     with pytest.raises(WeightsError, match="outside of its folder"):
         read_tensors(index)
-    index.write_text("[1]")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[1]",
+        '{"weight_map": {"a": 1}}',
+        '{"weight_map": {}}',
+        '{"weight_map": {"a": ""}}',
+        '{"weight_map": {"a": "model.safetensors.index.json"}}',
+        "[" * 100_000,
+    ],
+)
+def test_what_is_no_index(tmp_path, text):
+    (tmp_path / "model.safetensors.index.json").write_text(text)
     with pytest.raises(WeightsError, match="not the index"):
-        read_tensors(index)
+        read_tensors(tmp_path / "model.safetensors.index.json")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 0.97])
@@ -176,6 +191,71 @@ def test_an_array_that_claims_more_than_is_there(tmp_path):
         archive.writestr("a.npy", data.getvalue())
     with pytest.raises(WeightsError, match="cut short"):
         read_tensors(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize("damage", ["packed", "encrypted", "method", "header", "shape"])
+def test_other_damage_of_an_archive(tmp_path, damage):
+    path = tmp_path / "x.npz"
+    np.savez_compressed(path, a=np.random.default_rng(0).normal(size=2000))
+    data = bytearray(path.read_bytes())
+    directory = data.find(b"PK\x01\x02")
+    if damage == "packed":
+        data[500:540] = b"\xff" * 40
+    elif damage == "encrypted":
+        data[6] |= 1
+        data[directory + 8] |= 1
+    elif damage == "method":
+        data[8] = data[directory + 10] = 99
+    path.write_bytes(data)
+    header = {
+        "header": "{'descr': (((",
+        "shape": "{'descr': '<f4', 'fortran_order': 0, 'shape': (True,)}",
+    }
+    if damage in header:
+        text = header[damage].encode()
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("a.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text)
+    with pytest.raises(WeightsError, match="is damaged"):
+        read_tensors(path)
+
+
+def test_numbers_of_eight_bits_are_not_read(tmp_path):
+    header = json.dumps({"a": {"dtype": "F8_E4M3", "shape": [1], "data_offsets": [0, 1]}}).encode()
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + b"\0")
+    with pytest.raises(WeightsError, match=r"of a kind that is not read here: .*float8"):
+        read_tensors(path)
+
+
+def test_the_form_before_pytorch_1_6(tmp_path, save_torch):
+    values = np.arange(12, dtype=np.float32)
+    wanted = {
+        "a": values.reshape(3, 4),
+        "b": values.reshape(3, 4).T,
+        "c": np.array(5.0, np.float32),
+    }
+    equal(read_tensors(save_torch.old(tmp_path / "x.pt", wanted)), wanted)
+    data = (tmp_path / "x.pt").read_bytes()
+    for end in (10, 100, len(data) - 1):
+        (tmp_path / "x.pt").write_bytes(data[:end])
+        with pytest.raises(WeightsError, match="is damaged"):
+            read_tensors(tmp_path / "x.pt")
+
+
+def test_a_small_file_cannot_claim_a_large_storage(tmp_path, save_torch):
+    """Nothing is made of the size that it claims, and nothing read beside what it has."""
+    claimed = np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), (1 << 28, 2), (0, 0))
+    path = save_torch.old(tmp_path / "x.pt", {"a": claimed}, stride=(1, 1 << 28), stored=4)
+    assert path.stat().st_size < 1000
+    with pytest.raises(WeightsError, match="larger than the file"):
+        read_tensors(path)
+
+
+def test_tensors_that_share_a_storage_are_not_copied(tmp_path, save_torch):
+    square = np.arange(9, dtype=np.float32).reshape(3, 3)
+    found = read_tensors(save_torch(tmp_path / "x.bin", {"a": square.T}))["a"]
+    np.testing.assert_array_equal(found, square.T)
+    assert found.strides == square.T.strides  # a view
 
 
 def test_tensors_beyond_their_storage(tmp_path, save_torch):
