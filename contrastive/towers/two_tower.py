@@ -131,13 +131,19 @@ class TwoTower(nnx.Module):
         def head(config: HeadConfig, inputs: int) -> Head | None:
             return Head(config, inputs, rngs=rngs) if config.layers else None
 
-        self.image = self.text = self.passage = None
-        if config.image is not None and pairs != "texts":
-            self.image = image_tower(config.image, size=image_size, output=output, rngs=rngs)
-        if config.text is not None and pairs != "views":
-            self.text = text_tower(config.text, **sizes, rngs=rngs)
-            if pairs == "texts" and not config.shared:
-                self.passage = text_tower(config.text, **sizes, rngs=rngs)
+        def image() -> ImageTower | None:
+            if config.image is None or pairs == "texts":
+                return None
+            return image_tower(config.image, size=image_size, output=output, rngs=rngs)
+
+        def text() -> TextTower | None:
+            if config.text is None or pairs == "views":
+                return None
+            return text_tower(config.text, **sizes, rngs=rngs)
+
+        # Each is set once: an attribute that was None first cannot hold a module.
+        self.image, self.text = image(), text()
+        self.passage = text() if pairs == "texts" and not config.shared else None
         self.head = head(config.head, output)
         self.predictor = head(config.predictor, self.head.outputs if self.head else output)
         self.log_scale = nnx.Param(jnp.float32(math.log(scale_init)))
