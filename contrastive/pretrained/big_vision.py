@@ -32,7 +32,7 @@ def tensors(source: Source) -> Tensors:
     """The arrays, blocks numbered."""
     out: Tensors = {}
     for name, array in source.tensors.items():
-        if "/encoderblock/" not in name:
+        if "/encoderblock/" not in name or not array.ndim:
             out[name] = array
             continue
         for i, part in enumerate(array):
@@ -48,10 +48,10 @@ def _shape(arrays: Tensors, name: str, ndim: int) -> tuple[int, ...]:
     """The shape of a tensor.
 
     Raises:
-      WeightsError: It is not there, or has another number of dimensions.
+      WeightsError: It is not there, is empty, or has another number of dimensions.
     """
     found = arrays.get(name)
-    if found is None or found.ndim != ndim:
+    if found is None or found.ndim != ndim or not found.size:
         shape = "missing" if found is None else f"of shape {list(found.shape)}"
         raise WeightsError(f"the tensors are not those of big_vision: {name} is {shape}.")
     return found.shape

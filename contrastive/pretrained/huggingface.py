@@ -62,12 +62,12 @@ def activation(settings: Settings, default: str, key: str = "hidden_act") -> Act
 
 def shape(settings: Settings, *, width: int, hidden: int, depth: int, heads: int) -> dict[str, Any]:
     """Width, depth, heads and MLP of a transformer; the arguments are the library's defaults."""
-    w = settings.get("hidden_size", width)
+    w = settings.count("hidden_size", width)
     return {
         "width": w,
-        "depth": settings.get("num_hidden_layers", depth),
-        "heads": settings.get("num_attention_heads", heads),
-        "mlp_ratio": settings.get("intermediate_size", hidden) / w,
+        "depth": settings.count("num_hidden_layers", depth),
+        "heads": settings.count("num_attention_heads", heads),
+        "mlp_ratio": settings.count("intermediate_size", hidden) / w,
     }
 
 
@@ -89,7 +89,7 @@ def square(settings: Settings, key: str, default: int) -> int:
     value = settings.values.get(key, default)
     if isinstance(value, list) and len(set(value)) == 1:
         value = value[0]
-    if type(value) is not int:
+    if type(value) is not int or value < 1:
         raise WeightsError(f"{settings.where}: {key} = {value!r}; a square is expected.")
     return value
 
@@ -184,13 +184,7 @@ def _geometry(known: Settings, size: int) -> tuple[bool, float]:
 def _statistics(known: Settings) -> tuple[tuple[float, float, float], tuple[float, float, float]]:
     if not known.get("do_normalize", True):
         return (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-    found = []
-    for name in ("image_mean", "image_std"):
-        value = known.get(name)
-        if not isinstance(value, list | tuple) or len(value) != 3:
-            raise WeightsError(f"{known.where}: {name} = {value!r}; three numbers are expected.")
-        found.append(tuple(float(v) for v in value))
-    return found[0], found[1]
+    return known.three("image_mean", ()), known.three("image_std", ())
 
 
 def pictures_of(data: DataConfig, model: TwoTowerConfig, processor: str) -> dict[str, Any]:

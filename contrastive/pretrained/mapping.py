@@ -139,52 +139,85 @@ def read(
     """
     tensors = _unwrapped(tensors)
     found = {_renamed(name, renamed): array for name, array in tensors.items()}
+    account = _Account()
     parameters: dict[str, np.ndarray] = {}
-    used: set[str] = set()
-    missing: list[str] = []
-    wrong: list[str] = []
     for rule in rules:
-        unknown = [path for path in rule.paths if path not in shapes]
-        if unknown:
-            raise KeyError(f"the table has {', '.join(unknown)}, which the model has not.")
-        shape = tuple(shapes[rule.paths[0]].shape)
-        blocks = shape[0] if rule.stacked else 1
-        inner = shape[1:] if rule.stacked else shape
-        if len(rule.paths) > 1:
-            inner = (len(rule.paths), *inner)
-        wanted = expected(rule, inner)
-        values = [np.ones(inner, np.float32)] * rule.first_block
-        for block in range(rule.first_block, blocks):
-            names = rule.named(block)
-            used.update(names)
-            here = [n for n in names if n in found]
-            missing += [n for n in names if n not in found]
-            bad = [
-                f"{name} is {_form(found[name])}, expected float{list(form)}"
-                for name, form in zip(names, wanted, strict=True)
-                if name in found and not _fits(found[name], form)
-            ]
-            wrong += bad
-            if len(here) == len(names) and not bad:
-                parts = [
-                    np.asarray(found[n]).astype(np.float32).reshape(form)
-                    for n, form in zip(names, wanted, strict=True)
-                ]
-                values.append(rule.to_ours(parts, inner))
-        if len(values) == blocks:
-            whole = np.stack(values) if rule.stacked else values[0]
-            axis = 1 if rule.stacked else 0
-            parts = [whole] if len(rule.paths) == 1 else np.moveaxis(whole, axis, 0)
-            for path, part in zip(rule.paths, parts, strict=True):
-                parameters[path] = np.asarray(part)
-    spare = [name for name in found if name not in used]
+        parameters |= _parameters_of(rule, found, shapes, account)
+    spare = [name for name in found if name not in account.used]
     skipped = tuple(sorted(n for n in spare if any(re.fullmatch(p, n) for p in ignored)))
-    extra = sorted(set(spare) - set(skipped))
-    _complain(source, missing, extra, wrong)
+    account.complain(source, extra=sorted(set(spare) - set(skipped)))
     uncovered = sorted(set(shapes) - set(parameters))
     if uncovered:
         raise KeyError(f"the table does not say where {', '.join(uncovered)} come from.")
     return Reading(parameters, skipped)
+
+
+class _Account:
+    """Names that a rule takes, and what is wrong with those tensors."""
+
+    def __init__(self) -> None:
+        self.used: set[str] = set()
+        self.missing: list[str] = []
+        self.wrong: list[str] = []
+
+    def tensor(self, found: Tensors, name: str, form: tuple[int, ...]) -> np.ndarray | None:
+        """The tensor in float32; None where there is none of this shape."""
+        self.used.add(name)
+        array = found.get(name)
+        if array is None:
+            self.missing.append(name)
+        elif not _fits(array, form):
+            self.wrong.append(f"{name} is {_form(array)}, expected float{list(form)}")
+        else:
+            return np.asarray(array).astype(np.float32).reshape(form)
+        return None
+
+    def complain(self, source: str, extra: list[str]) -> None:
+        """Raises :class:`WeightsError` where something is missing, wrong or of no use."""
+        parts = []
+        for words, names, comma in (
+            ("missing", self.missing, ", "),
+            ("not known here", extra, ", "),
+            ("of a wrong shape", self.wrong, "; "),
+        ):
+            if names:
+                more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+                parts.append(f"{len(names)} {words}: {comma.join(names[:_SHOWN])}{more}")
+        if parts:
+            raise WeightsError(
+                f"the tensors of {source} are not those of its model. {'. '.join(parts)}."
+            )
+
+
+def _parameters_of(
+    rule: Rule, found: Tensors, shapes: Abstract, account: _Account
+) -> dict[str, np.ndarray]:
+    """The parameters of one rule; none where a tensor of it is missing or wrong."""
+    unknown = [path for path in rule.paths if path not in shapes]
+    if unknown:
+        raise KeyError(f"the table has {', '.join(unknown)}, which the model has not.")
+    shape = tuple(shapes[rule.paths[0]].shape)
+    blocks, inner = (shape[0], shape[1:]) if rule.stacked else (1, shape)
+    if len(rule.paths) > 1:
+        inner = (len(rule.paths), *inner)
+    forms = expected(rule, inner)
+    # A configuration may claim any depth; that more is missing than there is says enough.
+    last = min(blocks, rule.first_block + len(found) + 1)
+    values = []
+    for block in range(rule.first_block, last):
+        named = zip(rule.named(block), forms, strict=True)
+        parts = [account.tensor(found, name, form) for name, form in named]
+        whole = [part for part in parts if part is not None]
+        if len(whole) == len(parts):
+            values.append(rule.to_ours(whole, inner))
+    if rule.first_block + len(values) < blocks:
+        return {}
+    values = [np.ones(inner, np.float32)] * rule.first_block + values
+    value = np.stack(values) if rule.stacked else values[0]
+    if len(rule.paths) == 1:
+        return {rule.paths[0]: np.asarray(value)}
+    each = np.moveaxis(value, 1 if rule.stacked else 0, 0)
+    return {path: np.asarray(part) for path, part in zip(rule.paths, each, strict=True)}
 
 
 def write(rules: Iterable[Rule], parameters: Mapping[str, Any]) -> Tensors:
@@ -235,20 +268,3 @@ def _renamed(name: str, renamed: Sequence[tuple[str, str]]) -> str:
     for pattern, replacement in renamed:
         name = re.sub(pattern, replacement, name)
     return name
-
-
-def _complain(source: str, missing: list[str], extra: list[str], wrong: list[str]) -> None:
-    parts = []
-    for words, names in (
-        ("missing", missing),
-        ("not known here", extra),
-        ("of a wrong shape", wrong),
-    ):
-        if names:
-            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            listed = ("; " if words.startswith("of") else ", ").join(names[:_SHOWN])
-            parts.append(f"{len(names)} {words}: {listed}{more}")
-    if parts:
-        raise WeightsError(
-            f"the tensors of {source} are not those of its model. {'. '.join(parts)}."
-        )

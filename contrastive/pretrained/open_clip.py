@@ -103,11 +103,12 @@ def text_tower(text: Settings, *, quick: bool) -> TextTransformerConfig:
         raise WeightsError(f"{text.where}: pool_type = {pooling!r} is not known here.")
     bias = text.get("proj_bias", False)
     projection = text.get("proj_type", "linear")
+    width = text.count("width", 512)
     return TextTransformerConfig(
-        width=text.get("width", 512),
-        depth=text.get("layers", 12),
-        heads=text.get("heads", 8),
-        mlp_ratio=_ratio(text, text.get("width", 512)),
+        width=width,
+        depth=text.count("layers", 12),
+        heads=text.count("heads", 8),
+        mlp_ratio=_ratio(text, width),
         activation=_activation(text, quick=quick),
         epsilon=_epsilon(text),
         init="clip",
@@ -125,11 +126,11 @@ def vision_tower(vision: Settings, *, quick: bool) -> VisionTransformerConfig:
     check_options(vision)
     if vision.get("pool_type", "tok") != "tok":
         raise WeightsError(f"{vision.where}: pool_type = {vision.get('pool_type')!r} is not known.")
-    width = vision.get("width", 768)
+    width = vision.count("width", 768)
     return VisionTransformerConfig(
         width=width,
-        depth=vision.get("layers", 12),
-        heads=width // vision.get("head_width", 64),
+        depth=vision.count("layers", 12),
+        heads=width // vision.count("head_width", 64),
         mlp_ratio=_ratio(vision, width),
         activation=_activation(vision, quick=quick),
         epsilon=_epsilon(vision),
@@ -143,21 +144,15 @@ def vision_tower(vision: Settings, *, quick: bool) -> VisionTransformerConfig:
 
 def pictures(source: Source) -> huggingface.Pictures:
     """What ``preprocess_cfg`` says."""
-    config = source.config.get("preprocess_cfg") or {}
-    known = Settings(config, f"{source.folder}: preprocess_cfg")
+    known = Settings(source.config, str(source.folder)).group("preprocess_cfg")
     mode, method = known.get("resize_mode", "shortest"), known.get("interpolation", "bicubic")
     if mode not in ("shortest", "squash") or method not in ("bicubic", "bilinear"):
         raise WeightsError(
             f"{known.where}: resize_mode = {mode!r}, interpolation = {method!r}; known here are "
             "shortest and squash, bicubic and bilinear."
         )
-    default = PIXEL_STATISTICS["clip"]
-    mean, std = (
-        tuple(float(v) for v in known.get(name, list(value)))
-        for name, value in zip(("mean", "std"), default, strict=True)
-    )
-    if len(mean) != 3 or len(std) != 3:
-        raise WeightsError(f"{known.where}: mean and std have to have three numbers.")
+    defaults = PIXEL_STATISTICS["clip"]
+    mean, std = known.three("mean", defaults[0]), known.three("std", defaults[1])
     return huggingface.Pictures(
         {
             "preprocessing": huggingface.rule(stretched=mode == "squash", mean=mean, std=std),
@@ -207,7 +202,7 @@ def describe(source: Source, image: VisionTransformerConfig | ResNetConfig) -> D
         model=TwoTowerConfig(
             image=image,
             text=tower,
-            embedding_dim=config.get("embed_dim"),
+            embedding_dim=config.count("embed_dim"),
             pixel_mean=shown.mean,
             pixel_std=shown.std,
         ),

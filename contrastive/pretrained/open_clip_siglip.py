@@ -8,7 +8,7 @@ import re
 from contrastive.data.config import DataConfig
 from contrastive.errors import WeightsError
 from contrastive.objectives import LossConfig
-from contrastive.pretrained import layouts, open_clip
+from contrastive.pretrained import huggingface, layouts, open_clip
 from contrastive.pretrained.families import Description, Family
 from contrastive.pretrained.mapping import Rule
 from contrastive.pretrained.source import Settings, Source
@@ -51,7 +51,7 @@ def _describe(source: Source) -> Description:
     config = open_clip.model_settings(source)
     vision, text = config.group("vision_cfg"), config.group("text_cfg")
     size = _size(vision)
-    image_size = vision.get("image_size", int(size[3]))
+    image_size = huggingface.square(vision, "image_size", int(size[3]))
     tower = open_clip.text_tower(text, quick=False)
     read, shown = open_clip.texts(source, text), open_clip.pictures(source)
     width, depth, hidden = _sizes(source, size[1])
@@ -77,7 +77,7 @@ def _describe(source: Source) -> Description:
                 projection="none",
             ),
             text=dataclasses.replace(tower, init="siglip"),
-            embedding_dim=config.get("embed_dim"),
+            embedding_dim=config.count("embed_dim"),
             pixel_mean=shown.mean,
             pixel_std=shown.std,
         ),

@@ -43,6 +43,14 @@ def _stages(config: ResNetConfig) -> list[tuple[int, int, int, bool]]:
     return out
 
 
+def _numbers(config: Settings, name: str, default: list[int]) -> tuple[int, ...]:
+    """One whole number a stage."""
+    found = config.get(name, default)
+    if not found or any(type(number) is not int or number < 1 for number in found):
+        raise WeightsError(f"{config.where}: {name} = {found!r} has to list numbers above 0.")
+    return tuple(found)
+
+
 # --- transformers -----------------------------------------------------------------------------
 
 
@@ -53,17 +61,24 @@ def _describe(source: Source) -> Description:
             f"{config.where}: hidden_act = {config.get('hidden_act')!r}; known is relu."
         )
     given = source.json("preprocessor_config.json") or {}
-    size = given.get("size", 224)
-    size = size.get("shortest_edge", size.get("height", 224)) if isinstance(size, dict) else size
+    wanted = given.get("size", 224)
+    if isinstance(wanted, dict):
+        wanted = wanted.get("shortest_edge", wanted.get("height", 224))
+    size = Settings({"size": wanted}, str(source.folder / "preprocessor_config.json")).count("size")
     pictures = huggingface.pictures(
         source, size, _IMAGENET | {"size": {"shortest_edge": size}, "crop_pct": 0.875}
     )
-    widths = tuple(config.get("hidden_sizes", [256, 512, 1024, 2048]))
+    widths = _numbers(config, "hidden_sizes", [256, 512, 1024, 2048])
+    block = config.get("layer_type", "bottleneck")
+    if block not in ("bottleneck", "basic"):
+        raise WeightsError(
+            f"{config.where}: layer_type = {block!r} is not known; known are bottleneck and basic."
+        )
     image = ResNetConfig(
-        block=config.get("layer_type", "bottleneck"),
-        stem=config.get("embedding_size", 64),
+        block=block,
+        stem=config.count("embedding_size", 64),
         widths=widths,
-        depths=tuple(config.get("depths", [3, 4, 6, 3])),
+        depths=_numbers(config, "depths", [3, 4, 6, 3]),
         first_stride=2 if config.get("downsample_in_first_stage", False) else 1,
         early_stride=config.get("downsample_in_bottleneck", False),
     )
@@ -111,22 +126,16 @@ FAMILY = Family(
 def _describe_clip(source: Source) -> Description:
     config = open_clip.model_settings(source)
     vision = config.group("vision_cfg")
-    width, head = vision.get("width", 64), vision.get("head_width", 64)
-    return open_clip.describe(source, _clip_tower(vision, width, head))
-
-
-def _clip_tower(vision: Settings, width: int, head: int) -> ResNetConfig:
-    depths = vision.get("layers")
-    if not all(type(depth) is int for depth in depths):
-        raise WeightsError(f"{vision.where}: layers = {depths!r} has to list whole numbers.")
-    return ResNetConfig(
+    width, depths = vision.count("width", 64), _numbers(vision, "layers", [])
+    tower = ResNetConfig(
         form="clip",
         stem=width,
         widths=tuple(width * 4 * 2**i for i in range(len(depths))),
-        depths=tuple(depths),
-        heads=width * 32 // head,
+        depths=depths,
+        heads=max(1, width * 32 // vision.count("head_width", 64)),
         projection="bias",
     )
+    return open_clip.describe(source, tower)
 
 
 def _clip_rules(settings: Description) -> list[Rule]:

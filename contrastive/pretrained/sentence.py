@@ -96,10 +96,10 @@ def pooling(source: Source) -> Pooling:
     modes = config.values.get("pooling_mode")
     if modes is None:
         modes = [name for flag, name in _OLD_FLAGS.items() if config.values.get(flag)]
-    modes = [modes] if isinstance(modes, str) else list(modes)
+    modes = modes if isinstance(modes, list) else [modes]
     if config.values.get("include_prompt", True) is not True:
         raise WeightsError(f"{config.where}: include_prompt = false is not known here.")
-    if len(modes) != 1 or modes[0] not in _POOLINGS:
+    if len(modes) != 1 or str(modes[0]) not in _POOLINGS:
         raise WeightsError(
             f"{config.where}: pooling by {' and '.join(map(str, modes)) or 'nothing'}; one of "
             f"{', '.join(_POOLINGS)} is known here."
@@ -155,7 +155,7 @@ def _dense(config: Settings) -> DenseConfig:
         if config.values.get(key) not in (None, "sentence_embedding"):
             raise WeightsError(f"{config.where}: {key} = {config.values[key]!r} is not known here.")
     activation = cast(Literal["tanh", "gelu", "relu", "none"], _ACTIVATIONS[name])
-    size = config.get("out_features")
+    size = config.count("out_features")
     return DenseConfig(size=size, bias=config.get("bias", True), activation=activation)
 
 

@@ -19,17 +19,17 @@ def _describe(source: Source) -> Description:
     text, vision = config.group("text_config"), config.group("vision_config")
     if not vision.get("vision_use_head", True):
         raise WeightsError(f"{vision.where}: vision_use_head is false; the pooling head is needed.")
-    places = vision.get("num_patches", 256)
+    places = vision.count("num_patches", 256)
     grid, patch = math.isqrt(places), huggingface.square(vision, "patch_size", 16)
     if grid * grid != places:
         raise WeightsError(f"{vision.where}: num_patches = {places} is no square.")
-    given = source.json("preprocessor_config.json") or {}
-    most = given.get("max_num_patches", 256)
+    file = "preprocessor_config.json"
+    given = Settings(source.json(file) or {}, str(source.folder / file))
+    most = given.count("max_num_patches", 256)
     side = math.isqrt(most)
     if side * side != most or given.get("patch_size", patch) != patch:
         raise WeightsError(
-            f"{source.folder / 'preprocessor_config.json'}: max_num_patches = {most} has to be a "
-            f"square and patch_size {patch}."
+            f"{given.where}: max_num_patches = {most} has to be a square and patch_size {patch}."
         )
     square = {"height": side * patch, "width": side * patch}
     defaults = {"resample": 2, "image_mean": siglip.HALF, "image_std": siglip.HALF}

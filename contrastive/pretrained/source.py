@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 from contrastive.errors import WeightsError
@@ -119,9 +120,39 @@ class Settings:
         self.values, self.where = values, where
 
     def group(self, name: str) -> "Settings":
-        """A nested object."""
+        """A nested object; an empty one where there is none.
+
+        Raises:
+          WeightsError: It is something else.
+        """
         inner = self.values.get(name)
-        return Settings(inner if isinstance(inner, dict) else {}, f"{self.where}: {name}")
+        if not isinstance(inner, dict | None):
+            raise WeightsError(f"{self.where}: {name} = {inner!r} has to be an object.")
+        return Settings(inner or {}, f"{self.where}: {name}")
+
+    def count(self, name: str, default: int | None = None) -> int:
+        """A whole number, at least one; without a default, the key has to be there.
+
+        Raises:
+          WeightsError: It is missing, or something else.
+        """
+        value = self.get(name, default)
+        if type(value) is not int or value < 1:
+            raise WeightsError(f"{self.where}: {name} = {value!r} has to be a number above 0.")
+        return value
+
+    def three(self, name: str, default: Sequence[float]) -> tuple[float, float, float]:
+        """Three numbers, one a colour.
+
+        Raises:
+          WeightsError: It is something else.
+        """
+        value = self.values.get(name, default)
+        whole = isinstance(value, list | tuple) and len(value) == 3
+        if not whole or any(type(part) not in (int, float) for part in value):
+            raise WeightsError(f"{self.where}: {name} = {value!r}; three numbers are expected.")
+        red, green, blue = (float(part) for part in value)
+        return red, green, blue
 
     def get(self, name: str, default: Any = None) -> Any:
         """A value of the kind of the default; without one, the key has to be there.

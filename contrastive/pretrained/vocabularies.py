@@ -19,7 +19,7 @@ from contrastive.pretrained.huggingface import token_name
 from contrastive.pretrained.source import Settings, Source
 from contrastive.towers import EncoderConfig
 
-_ENDLESS = 10**6  # transformers writes 10^30 where nobody said how long a text may be
+_ENDLESS = 10**30  # as transformers writes where nobody said how long a text may be
 Side = Literal["left", "right"]
 
 
@@ -96,9 +96,13 @@ def _length(wrapper: Settings, said: Settings, text: EncoderConfig) -> int:
     the positions."""
     own = wrapper.values.get("max_seq_length")
     if own is None:
-        limit = said.values.get("model_max_length", _ENDLESS)
-        return min(text.length, int(limit) if limit < _ENDLESS else text.length)
-    if not isinstance(own, int) or not 0 < own <= text.length:
+        limit = said.values.get("model_max_length") or _ENDLESS
+        if type(limit) not in (int, float) or not limit >= 1:
+            raise WeightsError(
+                f"{said.where}: model_max_length = {limit!r} has to be a number above 0."
+            )
+        return int(min(text.length, limit))
+    if type(own) is not int or not 0 < own <= text.length:
         raise WeightsError(
             f"{wrapper.where} says max_seq_length = {own}, but the encoder has {text.length} "
             "positions."

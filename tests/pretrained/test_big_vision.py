@@ -133,3 +133,14 @@ def test_what_is_not_of_big_vision(arrays, tmp_path):
     np.savez(tmp_path / "x.npz", a=np.zeros(3))
     with pytest.raises(WeightsError, match="not known here"):
         import_weights(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize("shape", [(), (0, 5, 3, 12), (5, 5, 3, 0)])
+def test_arrays_of_nothing(arrays, tmp_path, shape):
+    name = "params/img/embedding/kernel"
+    np.savez(tmp_path / "x.npz", **(arrays | {name: np.zeros(shape, np.float32)}))
+    with pytest.raises(WeightsError, match=f"{name} is of shape"):
+        import_weights(tmp_path / "x.npz")
+    np.savez(tmp_path / "x.npz", **arrays, **{"params/img/encoderblock/x": np.float32(1)})
+    with pytest.raises(WeightsError, match="not known here: params/img/encoderblock/x"):
+        import_weights(tmp_path / "x.npz")
