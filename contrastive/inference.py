@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Float32, Int, Shaped
+from jaxtyping import Array, Float, Float32, Int32, Shaped
 from PIL import Image
 
 from contrastive.data.config import DataConfig
@@ -31,6 +31,7 @@ from contrastive.mesh import (
 )
 from contrastive.objectives import LossConfig, start_values
 from contrastive.towers import (
+    BagConfig,
     MissingTower,
     Role,
     TextTransformerConfig,
@@ -204,14 +205,14 @@ class Model:
         def read(part: range) -> np.ndarray:
             square = data.preprocessing != "naflex"
             if square and isinstance(images, np.ndarray) and images.shape[1:] == (size, size, 3):
-                _check_pixels(images, part[0])
+                _check_pixels(images[part.start])
                 return images[part.start : part.stop]
             return np.stack([_read(images[i], data, i) for i in part])
 
         return self._encode("image", len(images), read)
 
     def encode_text(
-        self, texts: str | Sequence[str] | Int[np.ndarray, "texts length"], *, role: Role = "query"
+        self, texts: str | Sequence[str] | np.ndarray, *, role: Role = "query"
     ) -> Float32[np.ndarray, "texts dim"]:
         """Unit rows of texts, in their order; token ids with markers and padding are taken too.
 
@@ -219,23 +220,28 @@ class Model:
         the next power of two only.
 
         Args:
-          texts: One, or a sequence.
+          texts: One, a sequence or an array of them, or ids ``int [texts, length]``.
           role: Of a model of pairs of texts: whether they are queries or passages. That chooses
             the prefix and, where there are two, the tower.
 
         Raises:
           MissingTower: There is no text tower.
           UserError: The model came without a tokenizer and texts are given.
+          TypeError: Something is no text, or an array holds neither texts nor ids.
+          ValueError: An id is not in the vocabulary, or rows of ids are not of the model's length.
         """
         data = self.recipe.data
         if data.pairs == "views" or self.recipe.model.text is None:
             raise MissingTower("text")
-        if isinstance(texts, np.ndarray):
-            ids = texts.astype(np.int32)
+        if isinstance(texts, np.ndarray) and texts.dtype.kind not in "UO":
+            ids = self._checked(texts)
             return self._encode(role, len(ids), lambda part: ids[part.start : part.stop])
+        given = [texts] if isinstance(texts, str) else list(texts)
+        for text in given:
+            if not isinstance(text, str):
+                raise TypeError(f"{type(text).__name__} is not a text: give strings.")
         prefix = data.query_prefix if role == "query" else data.passage_prefix
-        words = [prefix + text for text in ([texts] if isinstance(texts, str) else texts)]
-        tokenizer = self.tokenizer
+        words, tokenizer = [prefix + text for text in given], self.tokenizer
         if tokenizer is None:
             raise UserError(
                 "this model came without a tokenizer, so it cannot read texts; give token ids "
@@ -248,11 +254,32 @@ class Model:
 
         def read(part: range) -> np.ndarray:
             ids = tokenizer.encode([words[int(i)] for i in order[part.start : part.stop]])
-            return ids[:, : _padded_length(tokenizer.lengths(ids))] if cuts else ids
+            return ids[:, : _padded_length(ids, tokenizer)] if cuts else ids
 
         rows = self._encode(role, len(words), read)
         rows[order] = rows.copy()
         return rows
+
+    def _checked(self, ids: np.ndarray) -> Int32[np.ndarray, "texts length"]:
+        """Token ids that someone gives, as the tower reads them."""
+        if ids.dtype.kind not in "iu" or ids.ndim != 2:
+            raise TypeError(
+                f"an array {ids.dtype}{list(ids.shape)} holds no texts: strings, or token ids as "
+                "whole numbers [texts, length], are expected."
+            )
+        text, length = self.recipe.model.text, self.recipe.data.text_length
+        if text is not None and not _masks_padding(self.recipe.model) and ids.shape[1] != length:
+            raise ValueError(
+                f"rows of {ids.shape[1]} ids; this model reads padding, so rows of {length} are "
+                "expected, padded as in its training."
+            )
+        size = 0 if text is None or isinstance(text, BagConfig) else text.vocabulary_size
+        size = size or (0 if self.tokenizer is None else self.tokenizer.vocabulary_size)
+        if size and ids.size and not 0 <= ids.min() <= ids.max() < size:
+            raise ValueError(
+                f"token ids from {ids.min()} to {ids.max()}; the vocabulary has 0 … {size - 1}."
+            )
+        return ids.astype(np.int32)
 
     def similarity(
         self, a: Float[np.ndarray, "n dim"], b: Float[np.ndarray, "m dim"]
@@ -320,8 +347,12 @@ def read_picture(
     shape = data.image_size, data.preprocessing, data.resize
     if isinstance(picture, np.ndarray):
         _check_pixels(picture)
-        return evaluation_image(Image.fromarray(picture), *shape)
+        if not picture.size:
+            raise SampleError("image without pixels")
+        picture = Image.fromarray(picture)
     if isinstance(picture, Image.Image):
+        if 0 in picture.size:
+            raise SampleError("image without pixels")
         return evaluation_image(picture, *shape)
     if isinstance(picture, str | os.PathLike):
         try:
@@ -344,8 +375,8 @@ def _read(picture: Any, data: DataConfig, index: int) -> np.ndarray:
         raise DataError(f"{os.fspath(name)} cannot be read: {error}.") from error
 
 
-def _check_pixels(array: np.ndarray, index: int = 0) -> None:
-    if array.dtype != np.uint8 or array.ndim not in (3, 4) or array.shape[-1] != 3:
+def _check_pixels(array: np.ndarray) -> None:
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[-1] != 3:
         raise TypeError(
             f"an array {array.dtype}{list(array.shape)} is not a picture: uint8 [height, width, 3] "
             "with values 0 … 255 is expected."
@@ -358,9 +389,12 @@ def _masks_padding(model: TwoTowerConfig) -> bool:
     return model.text is not None
 
 
-def _padded_length(lengths: np.ndarray) -> int:
-    """The power of two that holds the longest text, so that few programs are compiled."""
-    return max(_SHORTEST, 1 << (int(lengths.max()) - 1).bit_length())
+def _padded_length(ids: np.ndarray, tokenizer: Tokenizer) -> int:
+    """The power of two that holds the longest text, so that few programs are compiled. A text may
+    go on behind an end token inside it: encoders read up to the last one."""
+    used = np.flatnonzero((ids != tokenizer.pad_id).any(axis=0))
+    longest = max(used.max(initial=-1) + 1, tokenizer.lengths(ids).max(initial=1))
+    return max(_SHORTEST, 1 << (int(longest) - 1).bit_length())
 
 
 def _pad(rows: np.ndarray, size: int) -> np.ndarray:

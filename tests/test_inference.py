@@ -183,3 +183,33 @@ def test_what_is_no_picture_is_named(model, tmp_path):
         model.encode_image([pictures(1)[0], b"junk"])
     with pytest.raises(TypeError, match="float64"):
         model.encode_image(np.zeros((2, 8, 8, 3)))
+    with pytest.raises(TypeError, match=r"uint8\[1, 8, 8, 3\] is not a picture"):
+        model.encode_image([pictures(1)])
+    for nothing in (np.zeros((0, 5, 3), np.uint8), Image.new("RGB", (0, 0))):
+        with pytest.raises(DataError, match="image 1 cannot be read: image without pixels"):
+            model.encode_image([pictures(1)[0], nothing])
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 3), (1, 300, 3), (300, 1, 3)])
+def test_pictures_of_a_pixel(model, shape):
+    rows = model.encode_image(np.full(shape, 7, np.uint8))
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-6)
+
+
+def test_arrays_of_texts_and_of_ids(model, tokenizer):
+    texts = ["a red cat", "pizza", ""]
+    rows = model.encode_text(texts)
+    np.testing.assert_array_equal(model.encode_text(np.array(texts)), rows)
+    np.testing.assert_array_equal(model.encode_text(np.array(texts, object)), rows)
+    np.testing.assert_allclose(model.encode_text(tokenizer.encode(texts)), rows, atol=1e-6)
+    for ids, words in (
+        (np.full((2, 8), 1.5), r"float64\[2, 8\] holds no texts"),
+        (np.arange(8), r"int64\[8\] holds no texts"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            model.encode_text(ids)
+    for value in (-1, tokenizer.vocabulary_size):
+        with pytest.raises(
+            ValueError, match=f"the vocabulary has 0 … {tokenizer.vocabulary_size - 1}"
+        ):
+            model.encode_text(np.full((2, 8), value))

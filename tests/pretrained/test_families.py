@@ -500,6 +500,13 @@ def test_a_model_without_a_tokenizer_takes_ids(copied, tmp_path, capsys):
     assert "without a tokenizer" in capsys.readouterr().err
 
 
+def test_ids_that_are_not_padded_are_refused_where_padding_is_read(copied):
+    model, ids = contrastive.load(copied("siglip")), reference_of(FIXTURES / "siglip")["ids"]
+    assert len(model.encode_text(ids)) == len(ids)
+    with pytest.raises(ValueError, match="rows of 3 ids; this model reads padding, so rows of 9"):
+        model.encode_text(ids[:, :3])
+
+
 def test_an_image_tower_alone(tmp_path, copied):
     """A ViT made of the committed CLIP's image tower, by the names of its own family."""
     folder = copied("clip")

@@ -62,6 +62,16 @@ def test_long_and_short_texts_keep_their_order(copied):
     assert np.abs(together[1] - together[3]).max() > 1e-3
 
 
+def test_a_text_goes_on_behind_an_end_token_inside_it(copied):
+    """Alone or beside a longer one, and whether as text or as ids."""
+    model = contrastive.load(copied("bert"))
+    text = "rain [SEP] " + "chess " * 34
+    ids = model.tokenizer.encode([text])
+    assert (ids[0] == model.tokenizer.end_id).sum() == 2
+    for rows in (model.encode_text([text]), model.encode_text([text, "rain " * 40])):
+        np.testing.assert_allclose(rows[0], model.encode_text(ids)[0], atol=1e-6)
+
+
 def test_short_texts_are_not_padded_to_the_longest_that_there_could_be(copied, monkeypatch):
     model, seen = contrastive.load(copied("bert")), []
     encode = type(model)._encode
