@@ -63,6 +63,7 @@ def make_program(recipe: Recipe, mesh: Mesh) -> Program:
     Raises:
       ConfigError: The recipe contradicts itself.
     """
+    recipe.model.check_towers(recipe.data.pairs)
     schedule: Any = make_schedule(recipe.optimizer, recipe.total_steps)
     return Program(
         schedule=schedule,

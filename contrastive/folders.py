@@ -1,5 +1,6 @@
 """An imported model as a folder in the form of a run: what takes a run takes it, too."""
 
+import dataclasses
 import json
 import logging
 import pathlib
@@ -8,10 +9,12 @@ from flax import nnx
 
 from contrastive.data.tokenizer import Tokenizer
 from contrastive.errors import UserError
+from contrastive.pairs import TOWERS
 from contrastive.pretrained.families import Description
 from contrastive.pretrained.importing import Imported
 from contrastive.recipe import Recipe, write_recipe
 from contrastive.training.checkpoint import CheckpointConfig, Checkpointer
+from contrastive.whole import new_folder
 
 _log = logging.getLogger(__name__)
 
@@ -22,9 +25,10 @@ def is_run(folder: pathlib.Path) -> bool:
     if not file.is_file():
         return (folder / "checkpoints").is_dir()
     try:
-        return "total_steps" in json.loads(file.read_text())
-    except ValueError:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
         return (folder / "checkpoints").is_dir()
+    return isinstance(content, dict) and "total_steps" in content
 
 
 def as_recipe(imported: Imported, name: str) -> Recipe:
@@ -42,12 +46,15 @@ def as_recipe(imported: Imported, name: str) -> Recipe:
 
 
 def description(recipe: Recipe, tokenizer: Tokenizer | None) -> Description:
-    """:func:`as_recipe` backwards: what an export needs to know of a model."""
+    """:func:`as_recipe` backwards: what an export needs to know of a model. A tower that its pairs
+    have no use for is in the recipe and not in the model."""
+    unused = {"image", "text"} - set(TOWERS[recipe.data.pairs])
+    model = dataclasses.replace(recipe.model, **dict.fromkeys(unused))
     return Description(
         data=recipe.data,
-        model=recipe.model,
+        model=model,
         loss=recipe.loss,
-        vocabulary=None if tokenizer is None else tokenizer.backend,
+        vocabulary=None if tokenizer is None or model.text is None else tokenizer.backend,
     )
 
 
@@ -57,14 +64,12 @@ def write_folder(imported: Imported, folder: pathlib.Path) -> None:
     Raises:
       UserError: The folder is not empty, or the model has a text tower and no tokenizer.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} exists already and is not empty; choose another --output.")
     if imported.settings.model.text is not None and imported.tokenizer is None:
         raise UserError(
             "the weights came without a tokenizer, which the folder of a model needs: put its "
             "tokenizer.json beside them."
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    new_folder(folder)
     if imported.tokenizer is not None:
         imported.tokenizer.save(folder / "tokenizer.json")
     writer = Checkpointer(folder, CheckpointConfig(), _log.warning)

@@ -1,9 +1,11 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and folders that are new."""
 
 import contextlib
 import os
 import pathlib
 from collections.abc import Iterator
+
+from contrastive.errors import UserError
 
 
 @contextlib.contextmanager
@@ -24,3 +26,22 @@ def whole_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
+
+
+def new_folder(folder: pathlib.Path) -> None:
+    """Makes a folder; one that is there may stay if it is empty.
+
+    Raises:
+      UserError: There is something in it or in its place, or it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not any(folder.iterdir()):
+            return
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise UserError(
+            f"the folder {folder} cannot be made ({error.strerror}); choose another --output."
+        ) from error
+    raise UserError(f"{folder} exists already and is no empty folder; choose another --output.")

@@ -6,7 +6,8 @@ import sys
 from typing import Any
 
 from contrastive.errors import ConfigError
-from contrastive.planning.plan import Plan, make_plan, towers_of
+from contrastive.pairs import TOWERS
+from contrastive.planning.plan import Plan, make_plan
 from contrastive.planning.table import format_plan, format_search
 from contrastive.planning.topology import Topology, find_topology
 from contrastive.recipe import Recipe, load_recipe
@@ -87,7 +88,9 @@ def candidates(recipe: Recipe, machine: Topology) -> Any:
     devices = len(machine.devices)
     fixed = recipe.mesh.slice * recipe.mesh.tensor
     cuts = [n for n in (1, 4, 16, 64, 256) if fixed > 0 and devices % (fixed * n) == 0]
-    towers = [name for name in towers_of(recipe) if hasattr(getattr(recipe.model, name), "remat")]
+    towers = [
+        name for name in TOWERS[recipe.data.pairs] if hasattr(getattr(recipe.model, name), "remat")
+    ]
     for fsdp, count, remat in itertools.product(cuts, (1, 4), REMATS):
         settings: dict[str, Any] = {f"model.{tower}.remat": remat for tower in towers}
         yield settings | {"train.microbatches": count, "mesh.data": -1, "mesh.fsdp": fsdp}

@@ -4,8 +4,8 @@ import pathlib
 from collections.abc import Sequence
 
 from contrastive import config as config_lib
-from contrastive.errors import ConfigError
-from contrastive.folders import as_recipe, description, write_folder
+from contrastive.errors import ConfigError, UserError
+from contrastive.folders import as_recipe, description, is_run, write_folder
 from contrastive.loading import open_model
 from contrastive.pretrained.exporting import export_weights, parameters
 from contrastive.pretrained.importing import Imported, import_weights
@@ -32,7 +32,13 @@ def import_model(
     Raises:
       WeightsError: The weights are damaged, unsafe or not known.
       ConfigError: They say something else than expected.
+      UserError: ``path`` is the folder of a run, or the output is there already.
     """
+    if is_run(path):
+        raise UserError(
+            f"{path} is the folder of a run or of an imported model: every command takes it as it "
+            "is, and contrastive export writes it for other libraries."
+        )
     found = import_weights(path, model_config=model_config, image_size=image_size)
     check_expected(found, expected)
     write_folder(found, output)

@@ -9,12 +9,10 @@ import collections
 import json
 import pathlib
 from collections.abc import Sequence
-from typing import Literal, NotRequired, Protocol, TypedDict, runtime_checkable
+from typing import NotRequired, Protocol, TypedDict, runtime_checkable
 
+from contrastive.pairs import Pairs
 from contrastive.whole import whole_file
-
-Pairs = Literal["captions", "views", "texts"]
-"""What a pair is: a picture and its caption, two views of a picture, or two texts."""
 
 
 class Record(TypedDict):

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from typing import Any
 
+from contrastive.pairs import TOWERS
 from contrastive.planning.chips import Chip
 from contrastive.planning.collectives import Collective, collectives
 from contrastive.planning.compile import Compiled, compile_step
@@ -168,7 +169,7 @@ def advice(plan: Plan) -> list[str]:
             f"config.mesh.fsdp={sizes['fsdp'] * replicas} cuts the state ({_gib(memory.state)} a "
             f"device) over all of them and saves {_gib(saved)}."
         )
-    for tower in towers_of(recipe):
+    for tower in TOWERS[recipe.data.pairs]:
         remat = getattr(getattr(recipe.model, tower), "remat", None)
         if remat in ("none", "dots"):
             lines.append(
@@ -186,13 +187,6 @@ def advice(plan: Plan) -> list[str]:
     else:
         lines.append("The state alone fills the memory: more devices along fsdp are needed.")
     return lines
-
-
-def towers_of(recipe: Recipe) -> tuple[str, ...]:
-    """The groups of ``config.model`` that the kind of pairs has towers of."""
-    return {"captions": ("image", "text"), "views": ("image",), "texts": ("text",)}[
-        recipe.data.pairs
-    ]
 
 
 def _power_of_two(least: int) -> int:

@@ -11,8 +11,9 @@ import jax
 import numpy as np
 from flax import nnx
 
+from contrastive.data.config import DataConfig
 from contrastive.data.tokenizer import Tokenizer
-from contrastive.errors import UserError, WeightsError
+from contrastive.errors import WeightsError
 from contrastive.pretrained import (
     clip,
     encoders,
@@ -28,6 +29,7 @@ from contrastive.pretrained.families import Description, Family
 from contrastive.pretrained.source import Source
 from contrastive.pretrained.tensors import write_safetensors
 from contrastive.towers import BagConfig, TwoTower
+from contrastive.whole import new_folder
 
 FORMATS: dict[str, tuple[Family, ...]] = {
     "huggingface": (
@@ -43,8 +45,10 @@ FORMATS: dict[str, tuple[Family, ...]] = {
 }
 """The families of each format; the first that can hold the model takes it."""
 
-# Settings that say how a tower is trained or run, not what it computes.
+# Settings that say how a tower is trained or run, not what it computes; what stands behind the
+# towers is there in training only.
 _FREE = ("dropout", "init", "remat", "keep_patches", "dtype")
+_TRAINING = ("head", "predictor")
 
 
 def export_weights(
@@ -67,13 +71,15 @@ def export_weights(
       WeightsError: No family of the format can hold the model; says what each cannot.
       UserError: The folder holds something.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} exists already and is not empty; choose another --output.")
     settings = resolved(settings, tokenizer)
     family, files = choose(settings, format_name)
-    folder.mkdir(parents=True, exist_ok=True)
+    new_folder(folder)
     _write_files(folder, files)
-    if tokenizer is not None and family.tokenizer_class is not None:
+    if (
+        settings.model.text is not None
+        and tokenizer is not None
+        and family.tokenizer_class is not None
+    ):
         huggingface.write_texts(folder, tokenizer, family.tokenizer_class)
     tensors = mapping.write(family.rules(settings), parameters(towers))
     for inner in sorted({name.rpartition("/")[0] for name in tensors}):
@@ -131,7 +137,7 @@ def choose(settings: Description, format_name: str) -> tuple[Family, dict[str, A
             files = family.files(settings)
             lost = _lost(settings, _read_again(family, files))
         except WeightsError as error:
-            reasons.append(f"{family.name}: {error}")
+            reasons.append(f"{family.name}: {str(error).rstrip('.')}")
             continue
         if not lost:
             return family, files
@@ -156,17 +162,28 @@ def _lost(ours: Description, theirs: Description) -> list[str]:
     ]
 
 
+def _rule(data: DataConfig) -> str:
+    """What is done to pictures; two names of a rule differ in the statistics that go with it."""
+    names = {"clip": "shortest", "siglip": "stretch"}
+    return names.get(data.preprocessing, data.preprocessing)
+
+
 def _flat(settings: Description) -> dict[str, Any]:
     flat: dict[str, Any] = {"loss with a bias": settings.loss.name == "siglip"}
-    for name in ("image_size", "preprocessing", "text_length"):
-        flat[f"data.{name}"] = getattr(settings.data, name)
-    flat |= {f"data.resize.{k}": v for k, v in dataclasses.asdict(settings.data.resize).items()}
-    flat.pop("data.resize.centre")  # one pixel; each library has its own
-    for key, value in dataclasses.asdict(settings.model).items():
+    data, model = settings.data, settings.model
+    if model.text is not None:
+        flat["data.text_length"] = data.text_length
+    if model.image is not None:
+        flat |= {"data.image_size": data.image_size, "data.preprocessing": _rule(data)}
+        flat |= {f"data.resize.{k}": v for k, v in dataclasses.asdict(data.resize).items()}
+        flat.pop("data.resize.centre")  # one pixel; each library has its own
+    for key, value in dataclasses.asdict(model).items():
+        if key in _TRAINING:
+            continue
         if not isinstance(value, dict):
             flat[f"model.{key}"] = value
             continue
-        tower = getattr(settings.model, key)
+        tower = getattr(model, key)
         inner = {k: v for k, v in value.items() if k not in (*_FREE, "mlp_ratio")}
         flat |= {f"model.{key}.{k}": v for k, v in inner.items()}
         if hasattr(tower, "hidden"):

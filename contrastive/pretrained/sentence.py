@@ -209,7 +209,7 @@ def files(settings: Description) -> dict[str, Any]:
             "max_seq_length": settings.data.text_length,
             "do_lower_case": False,  # the tokenizer does it, if it is done
         },
-        "config_sentence_transformers.json": {"similarity_fn_name": "cosine"},
+        "config_sentence_transformers.json": {"similarity_fn_name": "cosine"} | _prompts(settings),
         "1_Pooling/config.json": _pooling_file(text),
     }
     names = {ours: theirs for theirs, ours in _ACTIVATIONS.items()}
@@ -232,6 +232,13 @@ def files(settings: Description) -> dict[str, Any]:
         size = step.size
     written["modules.json"] = _modules_file(text)
     return written
+
+
+def _prompts(settings: Description) -> dict[str, Any]:
+    """The prefixes, which the library puts before a text where it is told which one."""
+    prefixes = {"query": settings.data.query_prefix, "document": settings.data.passage_prefix}
+    given = {name: prefix for name, prefix in prefixes.items() if prefix}
+    return {"prompts": given} if given else {}
 
 
 def _pooling_file(text: EncoderConfig) -> Mapping[str, Any]:

@@ -1,5 +1,6 @@
 """Encoders that turn one view of a pair into a row of the shared embedding space."""
 
+from contrastive.pairs import Pairs
 from contrastive.towers.bag import BagConfig, BagTower
 from contrastive.towers.convnet import ConvTower, ConvTowerConfig
 from contrastive.towers.encoder import DenseConfig, Encoder, EncoderConfig, LayerNormConfig
@@ -10,7 +11,6 @@ from contrastive.towers.sharding import LOGICAL_AXES, axis_rules
 from contrastive.towers.text import TextTransformer, TextTransformerConfig
 from contrastive.towers.two_tower import (
     MissingTower,
-    Pairs,
     Role,
     TwoTower,
     TwoTowerConfig,

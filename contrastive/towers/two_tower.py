@@ -11,6 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, UInt8
 
 from contrastive.errors import ConfigError, UserError
+from contrastive.pairs import TOWERS, Pairs
 from contrastive.towers import layers, sharding
 from contrastive.towers.bag import BagConfig, BagTower
 from contrastive.towers.convnet import ConvTower, ConvTowerConfig
@@ -21,8 +22,6 @@ from contrastive.towers.resnet import ResNet, ResNetConfig
 from contrastive.towers.text import TextTransformer, TextTransformerConfig
 from contrastive.towers.vit import VisionTransformer, VisionTransformerConfig
 
-Pairs = Literal["captions", "views", "texts"]
-"""What the towers read: pictures and captions, two views of a picture, or two texts."""
 Role = Literal["query", "passage"]
 """Which half of a pair of texts a text is."""
 ImageConfig: TypeAlias = ConvTowerConfig | VisionTransformerConfig | ResNetConfig | NaFlexConfig
@@ -62,6 +61,15 @@ class TwoTowerConfig:
             raise ConfigError(f"model.pixel_std = {self.pixel_std} has to be positive.")
         if self.image is None and self.text is None:
             raise ConfigError("model.image and model.text are both None: there is no tower.")
+
+    def check_towers(self, pairs: Pairs) -> None:
+        """Raises :class:`ConfigError` where a tower is None that this kind of pair needs."""
+        for name in TOWERS[pairs]:
+            if getattr(self, name) is None:
+                raise ConfigError(
+                    f"config.model.{name} = None, but config.data.pairs = {pairs!r} needs a tower "
+                    "there; an imported model without one is for use, not for this training."
+                )
 
     def check_pairs(self, pairs: Pairs) -> None:
         """Raises :class:`ConfigError` where something is set that this kind of pair has no use
@@ -132,12 +140,12 @@ class TwoTower(nnx.Module):
             return Head(config, inputs, rngs=rngs) if config.layers else None
 
         def image() -> ImageTower | None:
-            if config.image is None or pairs == "texts":
+            if config.image is None or "image" not in TOWERS[pairs]:
                 return None
             return image_tower(config.image, size=image_size, output=output, rngs=rngs)
 
         def text() -> TextTower | None:
-            if config.text is None or pairs == "views":
+            if config.text is None or "text" not in TOWERS[pairs]:
                 return None
             return text_tower(config.text, **sizes, rngs=rngs)
 
