@@ -131,13 +131,16 @@ class TwoTower(nnx.Module):
         def head(config: HeadConfig, inputs: int) -> Head | None:
             return Head(config, inputs, rngs=rngs) if config.layers else None
 
-        self.image = self.text = self.passage = None
-        if config.image is not None and pairs != "texts":
-            self.image = image_tower(config.image, size=image_size, output=output, rngs=rngs)
-        if config.text is not None and pairs != "views":
-            self.text = text_tower(config.text, **sizes, rngs=rngs)
-            if pairs == "texts" and not config.shared:
-                self.passage = text_tower(config.text, **sizes, rngs=rngs)
+        def text() -> TextTower | None:
+            return None if config.text is None else text_tower(config.text, **sizes, rngs=rngs)
+
+        def image() -> ImageTower | None:
+            size = {"size": image_size, "output": output}
+            return None if config.image is None else image_tower(config.image, **size, rngs=rngs)
+
+        self.image = None if pairs == "texts" else image()
+        self.text = None if pairs == "views" else text()
+        self.passage = text() if pairs == "texts" and not config.shared else None
         self.head = head(config.head, output)
         self.predictor = head(config.predictor, self.head.outputs if self.head else output)
         self.log_scale = nnx.Param(jnp.float32(math.log(scale_init)))
