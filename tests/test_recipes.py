@@ -83,7 +83,11 @@ def test_contradictions_are_named(override, words):
         ("simclr.py", "--config.model.predictor.layers=2", "config.momentum.decay is None"),
         ("simclr.py", "--config.model.text.width=64", "config.model.text has no effect"),
         ("simclr.py", "--config.data.check=during", "config.data.views.second = 'content' needs"),
-        ("simclr.py", "--config.data.views.small=2 --config.model.image.kind=vit", "a ViT has"),
+        (
+            "simclr.py",
+            "--config.data.views.small=2 --config.model.image.kind=vit",
+            "other towers take pictures of one size",
+        ),
         ("simclr.py", "--config.data.views.small=2 --config.loss.name=siglip", "by a softmax"),
         ("simcse.py:sup", "--config.loss.name=gte", "takes no negatives"),
         ("e5.py", "--config.model.image.epsilon=1e-4", "config.model.image has no effect"),

@@ -139,18 +139,15 @@ class TwoTower(nnx.Module):
         def head(config: HeadConfig, inputs: int) -> Head | None:
             return Head(config, inputs, rngs=rngs) if config.layers else None
 
-        def image() -> ImageTower | None:
-            if config.image is None or "image" not in TOWERS[pairs]:
-                return None
-            return image_tower(config.image, size=image_size, output=output, rngs=rngs)
-
         def text() -> TextTower | None:
-            if config.text is None or "text" not in TOWERS[pairs]:
-                return None
-            return text_tower(config.text, **sizes, rngs=rngs)
+            return None if config.text is None else text_tower(config.text, **sizes, rngs=rngs)
 
-        # Each is set once: an attribute that was None first cannot hold a module.
-        self.image, self.text = image(), text()
+        def image() -> ImageTower | None:
+            size = {"size": image_size, "output": output}
+            return None if config.image is None else image_tower(config.image, **size, rngs=rngs)
+
+        self.image = image() if "image" in TOWERS[pairs] else None
+        self.text = text() if "text" in TOWERS[pairs] else None
         self.passage = text() if pairs == "texts" and not config.shared else None
         self.head = head(config.head, output)
         self.predictor = head(config.predictor, self.head.outputs if self.head else output)
