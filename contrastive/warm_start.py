@@ -27,6 +27,7 @@ from contrastive.whole import whole_file
 _MEANING = (
     *("activation", "epsilon", "heads", "causal", "padding", "pre_norm", "patch_size"),
     *("norm", "positions", "position_offset"),
+    *("first_stride", "early_stride"),
     *("window", "global_every", "rotary_base", "local_rotary_base"),
 )
 _POSITIONS = ("image", "positions")

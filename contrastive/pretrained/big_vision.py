@@ -25,7 +25,6 @@ from contrastive.towers import TextTransformerConfig, TwoTowerConfig, VisionTran
 _IMAGE, _TEXT = "params/img/", "params/txt/"
 _IMAGE_BLOCK = f"{_IMAGE}Transformer/encoderblock_{{}}/"
 _TEXT_BLOCK = f"{_TEXT}Encoder_0/encoderblock_{{}}/"
-_HALF = (0.5, 0.5, 0.5)
 
 
 def tensors(source: Source) -> Tensors:
@@ -112,8 +111,8 @@ def _describe(source: Source) -> Description:
             ),
             text=text,
             embedding_dim=_shape(arrays, f"{_TEXT}head/kernel", 2)[1],
-            pixel_mean=_HALF,
-            pixel_std=_HALF,
+            pixel_mean=huggingface.HALF,
+            pixel_std=huggingface.HALF,
         ),
         loss=LossConfig(name="siglip" if "params/b" in arrays else "clip"),
         vocabulary=read.vocabulary,

@@ -40,6 +40,8 @@ BLOCK = {
     "down": "mlp.fc2",
 }
 _RESAMPLING = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+HALF = (0.5, 0.5, 0.5)
+"""The statistics of pixels that are brought to -1 … 1."""
 
 
 # --- Architecture -----------------------------------------------------------------------------
@@ -187,6 +189,21 @@ def _statistics(known: Settings) -> tuple[tuple[float, float, float], tuple[floa
     return known.three("image_mean", ()), known.three("image_std", ())
 
 
+def pixels_of(data: DataConfig, model: TwoTowerConfig, processor: str) -> dict[str, Any]:
+    """What every processor says: how pixels are resampled and normalised."""
+    numbers = {name: number for number, name in _RESAMPLING.items()}
+    return {
+        "image_processor_type": processor,
+        "do_resize": True,
+        "resample": numbers[data.resize.interpolation],
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": list(model.pixel_mean),
+        "image_std": list(model.pixel_std),
+    }
+
+
 def pictures_of(data: DataConfig, model: TwoTowerConfig, processor: str) -> dict[str, Any]:
     """:func:`pictures` backwards.
 
@@ -195,17 +212,7 @@ def pictures_of(data: DataConfig, model: TwoTowerConfig, processor: str) -> dict
     """
     size, how = data.image_size, data.resize
     square = {"height": size, "width": size}
-    common = {
-        "image_processor_type": processor,
-        "do_resize": True,
-        "resample": {name: number for number, name in _RESAMPLING.items()}[how.interpolation],
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
-        "image_mean": list(model.pixel_mean),
-        "image_std": list(model.pixel_std),
-        "do_convert_rgb": True,
-    }
+    common = pixels_of(data, model, processor) | {"do_convert_rgb": True}
     if data.preprocessing in TAKES_MIDDLE:
         short = int(size / how.share + 1e-6)
         crop = {"do_center_crop": True, "crop_size": square, "size": {"shortest_edge": short}}

@@ -12,8 +12,6 @@ from contrastive.pretrained.mapping import Rule
 from contrastive.pretrained.source import Settings, Source
 from contrastive.towers import TextTransformerConfig, TwoTowerConfig, VisionTransformerConfig
 
-HALF = (0.5, 0.5, 0.5)
-
 
 def vision_tower(vision: Settings) -> VisionTransformerConfig:
     """The image tower of a configuration."""
@@ -51,7 +49,9 @@ def _describe(source: Source) -> Description:
     size = huggingface.square(vision, "image_size", 224)
     square = {"height": size, "width": size}
     pictures = huggingface.pictures(
-        source, size, {"size": square, "image_mean": HALF, "image_std": HALF}
+        source,
+        size,
+        {"size": square, "image_mean": huggingface.HALF, "image_std": huggingface.HALF},
     )
     texts = huggingface.texts(source)
     image = vision_tower(vision)

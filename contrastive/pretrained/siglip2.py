@@ -32,7 +32,7 @@ def _describe(source: Source) -> Description:
             f"{given.where}: max_num_patches = {most} has to be a square and patch_size {patch}."
         )
     square = {"height": side * patch, "width": side * patch}
-    defaults = {"resample": 2, "image_mean": siglip.HALF, "image_std": siglip.HALF}
+    defaults = {"resample": 2, "image_mean": huggingface.HALF, "image_std": huggingface.HALF}
     pictures = huggingface.pictures(source, side * patch, defaults | {"size": square})
     texts, tower = huggingface.texts(source), siglip.text_tower(text)
     image = NaFlexConfig(
@@ -86,7 +86,6 @@ def _files(settings: Description) -> dict[str, dict[str, Any]]:
     image, text, data = settings.model.image, settings.model.text, settings.data
     if not isinstance(image, NaFlexConfig) or not isinstance(text, TextTransformerConfig):
         raise WeightsError("a SigLIP 2 folder holds a NaFlex tower and a text transformer.")
-    resampling = {"nearest": 0, "lanczos": 1, "bilinear": 2, "bicubic": 3}
     return {
         "config.json": {
             "architectures": ["Siglip2Model"],
@@ -110,15 +109,10 @@ def _files(settings: Description) -> dict[str, dict[str, Any]]:
                 "num_channels": 3,
             },
         },
-        "preprocessor_config.json": {
-            "image_processor_type": "Siglip2ImageProcessor",
-            "do_resize": True,
-            "resample": resampling[data.resize.interpolation],
-            "do_rescale": True,
-            "rescale_factor": 1 / 255,
-            "do_normalize": True,
-            "image_mean": list(settings.model.pixel_mean),
-            "image_std": list(settings.model.pixel_std),
+        "preprocessor_config.json": huggingface.pixels_of(
+            data, settings.model, "Siglip2ImageProcessor"
+        )
+        | {
             "patch_size": image.patch_size,
             "max_num_patches": (data.image_size // data.resize.patch) ** 2,
         },

@@ -12,7 +12,6 @@ from contrastive.pretrained.mapping import Rule
 from contrastive.pretrained.source import Settings, Source
 from contrastive.towers import TwoTowerConfig, VisionTransformerConfig
 
-_HALF = (0.5, 0.5, 0.5)
 _BLOCK = {
     "norm1": "layernorm_before",
     "norm2": "layernorm_after",
@@ -32,7 +31,14 @@ def _describe(source: Source) -> Description:
     size = huggingface.square(config, "image_size", 224)
     square = {"height": size, "width": size}
     pictures = huggingface.pictures(
-        source, size, {"size": square, "resample": 2, "image_mean": _HALF, "image_std": _HALF}
+        source,
+        size,
+        {
+            "size": square,
+            "resample": 2,
+            "image_mean": huggingface.HALF,
+            "image_std": huggingface.HALF,
+        },
     )
     image = VisionTransformerConfig(
         **huggingface.shape(config, width=768, hidden=3072, depth=12, heads=12),

@@ -20,7 +20,8 @@ from contrastive.pretrained.exporting import choose, export_weights
 from contrastive.pretrained.families import Description
 from contrastive.pretrained.importing import import_weights
 from contrastive.recipe import Recipe
-from contrastive.towers import HeadConfig, TwoTowerConfig, VisionTransformerConfig
+from contrastive.towers import HeadConfig, ResNetConfig, TwoTowerConfig, VisionTransformerConfig
+from contrastive.warm_start import _check_meaning
 from contrastive.whole import new_folder
 
 VIT = VisionTransformerConfig(
@@ -122,3 +123,11 @@ def test_training_needs_the_towers_of_its_pairs(pairs, tower):
     recipe = Recipe(name="x", total_steps=1, data=data, model=model, loss=LossConfig(name=loss))
     with pytest.raises(ConfigError, match=f"config.model.{tower} = None, but config.data.pairs"):
         make_program(recipe, mesh)
+
+
+@pytest.mark.parametrize("name,value", [("early_stride", True), ("first_stride", 2)])
+def test_strides_that_no_shape_tells_have_to_be_those_of_the_training(name, value):
+    trained = TwoTowerConfig(image=ResNetConfig())
+    ours = TwoTowerConfig(image=ResNetConfig(**{name: value}))
+    with pytest.raises(ConfigError, match=f"config.model.image.{name} = {value}, but"):
+        _check_meaning(trained, ours, {"image"})
