@@ -36,6 +36,15 @@ def test_the_hardest_come_first_and_the_own_content_never_does():
     assert found == [[3, 1], [2, 3], [3, 1], [1, 0]]
 
 
+def test_a_passage_of_several_contents_is_no_negative_of_any():
+    """Ids that a source gives may differ where the passages are the same."""
+    corpus = corpus_of([0, 1, 1, 2], ["p", "p", "other", "third"])
+    matrix = np.array([[9, 8, 7], [9, 8, 7], [9, 8, 7], [9, 8, 7]])
+    found = list(mine(corpus, scores_of(matrix), MiningConfig(count=2)))
+    assert found == [[1, 2], [2], [2], [0, 1]]
+    assert (matrix == [9, 8, 7]).all()
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(0, 3), st.integers(0, 4),
