@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 
 from contrastive.data.cleaning import canonical_form, clip_form, lower_form
 from contrastive.errors import DataError, UserError
-from contrastive.evaluation.class_sets import shipped_templates
+from contrastive.evaluation.class_sets import read_lines, shipped_templates
 from contrastive.evaluation.measured import Measured
 from contrastive.evaluation.ranking import Ranks, rank, rank_scores
 from contrastive.geometry import normalize
@@ -50,11 +50,10 @@ def templates_of(name: str) -> tuple[str, ...]:
             f"{name!r} is no set of templates: give one of {', '.join(sorted(known))}, or a .txt "
             "file with one a line."
         )
-    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    lines = [line for line in lines if line]
+    lines = read_lines(path)
     if not lines or any("{}" not in line for line in lines):
         raise DataError(f"{path}: every line needs {{}} in the place of the class name.")
-    return tuple(lines)
+    return lines
 
 
 class ClassRows:
