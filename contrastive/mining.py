@@ -8,6 +8,7 @@ is too near to be wrong. (Such limits are those of the miner of sentence-transfo
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Int, Int32
@@ -124,7 +125,7 @@ def bm25(corpus: Corpus) -> Scores:
     options = {"stopwords": "en", "show_progress": False}
     index = bm25s.BM25()
     index.index(bm25s.tokenize(list(corpus.passages), **options), show_progress=False)
-    words = bm25s.tokenize(list(corpus.queries), return_ids=False, **options)
+    words: Any = bm25s.tokenize(list(corpus.queries), return_ids=False, **options)
 
     def scores(block: range) -> np.ndarray:
         rows = np.full((len(block), len(corpus.passages)), -np.inf, np.float32)

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from contrastive.errors import DataError
+from contrastive.errors import DataError, MeasureError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,10 +71,11 @@ class Relevance:
           item_ids: −1 is right for no query.
 
         Raises:
-          ValueError: There are no queries, or a query has no right item.
+          MeasureError: There are no queries.
+          ValueError: A query has no right item.
         """
         if not len(query_ids):
-            raise ValueError("there is nothing to rank for: 0 queries were given.")
+            raise MeasureError("there is nothing to rank for: 0 queries were given.")
         missing = ~np.isin(query_ids, item_ids) | (query_ids < 0)
         if missing.any():
             raise ValueError(

@@ -70,19 +70,24 @@ class Run:
     def pictures(self, split: str | None) -> tuple[str, EncodedPictures]:
         """The encoded pictures of a split (None: the held-out one) and its name."""
         wanted = (split,) if split else ("test", "validation", "val")
+        last: NoSuchSplit | None = None
         for name in wanted:
             if (key := f"pictures/{name}") in self.known:
                 return name, self.known[key]
             try:
                 source = open_source(DataConfig(source=self.options.data), name)
-            except NoSuchSplit:
-                if name == wanted[-1]:
+            except NoSuchSplit as error:
+                if split:
                     raise
+                last = error
                 continue
             found = encode_source(self.model, source, most=self.options.most)
             self.known[key] = found
             return name, found
-        raise AssertionError
+        raise NoSuchSplit(
+            f"{self.options.data} has no split to measure on, neither {' nor '.join(wanted)}; "
+            f"--split takes another. ({last})"
+        ) from last
 
     def texts(self, texts: Sequence[str], prompt: str = "") -> np.ndarray:
         """Rows of texts, each encoded once."""
@@ -107,14 +112,16 @@ def run_tasks(
       UserError: A task that does not exist; options that none of the tasks reads; data that is
         missing or damaged.
     """
-    _check(names, options)
+    check_tasks(names, options)
     run, results = Run(model, options, devices), Measured()
     for name in names:
         results.add(TASKS[name](run), f"{options.title}/{name}" if name != "retrieval" else "")
     return results
 
 
-def _check(names: Sequence[str], options: TaskOptions) -> None:
+def check_tasks(names: Sequence[str], options: TaskOptions) -> None:
+    """Raises :class:`UserError` for a task that does not exist, and :class:`ConfigError` for an
+    option that none of the tasks reads."""
     for name in names:
         if name not in TASKS:
             raise UserError(f"{name!r} is no task: choose from {', '.join(TASKS)}.")
@@ -123,7 +130,8 @@ def _check(names: Sequence[str], options: TaskOptions) -> None:
         if field.name in ("data", "name") or given == field.default:
             continue
         if not any(field.name in READS[name] for name in names):
-            raise ConfigError(f"--{field.name} has no effect on the task {', '.join(names)}.")
+            option = field.name.replace("_", "-")
+            raise ConfigError(f"--{option} has no effect on the task {', '.join(names)}.")
 
 
 def _retrieval(run: Run) -> Measured:
@@ -150,7 +158,7 @@ def _retrieval(run: Run) -> Measured:
         measured = retrieval.retrieval_metrics(queries, items, own, other, devices=run.devices)
         results.add(measured, f"{title}/{task}")
     results[f"{title}/split"] = split
-    results[f"{title}/content"] = digest([str(len(ids)), *found.captions])
+    results[f"{title}/content"] = found.content
     return results
 
 
@@ -192,7 +200,7 @@ def _labels(found: EncodedPictures, classes: ClassSet) -> np.ndarray:
 
 def _about(results: Measured, split: str, found: EncodedPictures) -> Measured:
     results["split"] = split
-    results["content"] = digest(found.captions)
+    results["content"] = found.content
     if found.skipped:
         results["skipped"] = float(found.skipped)
     return results
@@ -266,7 +274,9 @@ def _information_retrieval(run: Run) -> Measured:
     results = information_retrieval_metrics(
         rows, corpus, relevance, excluded=excluded, devices=run.devices
     )
-    results["content"] = digest([*queries, *items])
+    judgements = [f"{q} {i} {gain}" for q, own in judged.items() for i, gain in own.items()]
+    texts = [*data.queries.values(), *data.corpus.values()]
+    results["content"] = digest([*queries, *items, *texts, *judgements])
     return results
 
 

@@ -213,7 +213,7 @@ def _choose_split(found: Collection[str], split: str | None, where: pathlib.Path
     if split is None:
         split = next((x for x in ("test", "dev", "validation") if x in found), None)
         split = next(iter(found)) if split is None and len(found) == 1 else split
-    if split in found:
+    if split is not None and split in found:
         return split
     if not found:
         raise DataError(f"{where} names no splits" + (f", not {split!r} either." if split else "."))

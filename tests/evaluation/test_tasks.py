@@ -216,3 +216,55 @@ def test_names_of_sets():
         ("tfds:cifar10", "cifar10"),
     ):
         assert TaskOptions(data=data).title == title
+
+
+def test_the_content_of_a_set_is_what_is_compared(tmp_path):
+    """Files of pairs have no names of their own: sets of one size are still told apart."""
+
+    def content(rows):
+        path = tmp_path / "pairs.jsonl"
+        keys = ("query", "positive")
+        path.write_text(
+            "".join(json.dumps(dict(zip(keys, row, strict=True))) + "\n" for row in rows)
+        )
+        got = run_tasks(ColourModel(), ["information_retrieval"], options(path))
+        return got["colours/information_retrieval/content"]
+
+    first = [("red", "a red thing"), ("blue", "a blue thing")]
+    assert content(first) == content(first)
+    assert content(first) != content([("red", "a red thing"), ("green", "a green thing")])
+    judged = [("red", "a red thing"), ("blue", "a red thing"), ("red", "a blue thing")]
+    assert content(first) != content(judged)
+
+
+def test_equal_captions_do_not_make_equal_sets():
+    def content(shade):
+        records = [(solid((200, 0, 0), i + shade), "red") for i in range(3)]
+        return encode_source(ColourModel(), picture_source(records)).content
+
+    assert content(0) == content(0) != content(5)
+
+
+def test_data_without_a_split_to_measure_on_says_so(pictures):
+    (pictures / "test.parquet").unlink()
+    with pytest.raises(DataError, match="has no split to measure on, neither test nor validation"):
+        run_tasks(ColourModel(), ["geometry"], options(pictures))
+
+
+class BrokenModel(ColourModel):
+    """Gives NaN, as a diverged or badly imported model does."""
+
+    def encode_image(self, images):
+        return super().encode_image(images) * np.float32(np.nan)
+
+    def encode_text(self, texts):
+        return super().encode_text(texts) * np.float32(np.nan)
+
+
+@pytest.mark.parametrize(
+    "task", ["retrieval", "zero_shot", "knn", "linear_probe", "few_shot", "geometry"]
+)
+def test_rows_of_nan_are_one_sentence(pictures, task):
+    more = {"classes": str(pictures / "names.json")} if task == "zero_shot" else {}
+    with pytest.raises(UserError, match="is not finite"):
+        run_tasks(BrokenModel(), [task], options(pictures, **more))
