@@ -26,6 +26,7 @@ from contrastive.evaluation.similarity import pair_classification_metrics, simil
 from contrastive.evaluation.suite import digest
 from contrastive.evaluation.text_files import read_judged, read_pairs
 from contrastive.mesh import Devices
+from contrastive.towers import Role
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,11 +90,11 @@ class Run:
             f"--split takes another. ({last})"
         ) from last
 
-    def texts(self, texts: Sequence[str], prompt: str = "") -> np.ndarray:
-        """Rows of texts, each encoded once."""
+    def texts(self, texts: Sequence[str], prompt: str = "", *, role: Role = "query") -> np.ndarray:
+        """Rows of texts, each encoded once; those that are searched in are passages."""
         different = list(dict.fromkeys(texts))
         place = {text: i for i, text in enumerate(different)}
-        rows = self.model.encode_text([prompt + text for text in different])
+        rows = self.model.encode_text([prompt + text for text in different], role=role)
         return rows[[place[text] for text in texts]]
 
 
@@ -270,7 +271,7 @@ def _information_retrieval(run: Run) -> Measured:
         pairs = zip(relevance.rows.tolist(), relevance.items.tolist(), strict=True)
         relevance = relevance.kept(np.array([pair not in right for pair in pairs], bool))
     rows = run.texts(list(data.queries.values()), options.query_prompt)
-    corpus = run.texts(list(data.corpus.values()), options.passage_prompt)
+    corpus = run.texts(list(data.corpus.values()), options.passage_prompt, role="passage")
     results = information_retrieval_metrics(
         rows, corpus, relevance, excluded=excluded, devices=run.devices
     )

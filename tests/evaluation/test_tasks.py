@@ -30,13 +30,16 @@ class ColourModel:
 
     def __init__(self) -> None:
         self.pictures = 0
+        self.roles: list[str] = []
 
     def encode_image(self, images) -> np.ndarray:
         self.pictures += len(images)
         rows = [np.asarray(x.convert("RGB"), np.float32).mean(axis=(0, 1)) for x in images]
         return np.stack([colour_row(row) for row in rows])
 
-    def encode_text(self, texts) -> np.ndarray:
+    def encode_text(self, texts, *, role="query") -> np.ndarray:
+        self.roles.append(role)
+
         def row(text: str) -> np.ndarray:
             known = [word for word in text.replace(".", " ").split() if word in NAMES]
             return colour_row(COLOURS[NAMES.index(known[0])] if known else (90, 90, 90))
@@ -109,7 +112,9 @@ def test_retrieval_over_judged_texts(tmp_path):
     (tmp_path / "queries.jsonl").write_text("\n".join(queries))
     judged = "".join(f"d{i}\td{i}\t1\nd{i}\td{(i + 1) % 6}\t1\n" for i in range(6))
     (tmp_path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
-    got = run_tasks(ColourModel(), ["information_retrieval"], options(tmp_path))
+    model = ColourModel()
+    got = run_tasks(model, ["information_retrieval"], options(tmp_path))
+    assert model.roles == ["query", "passage"]
     assert got["colours/information_retrieval/mrr@10"] == 1.0
     assert got["colours/information_retrieval/success@1"] == 1.0
     own = run_tasks(ColourModel(), ["information_retrieval"], options(tmp_path, without_self=True))
@@ -127,7 +132,9 @@ def test_pairs_of_texts(tmp_path):
     rows = [{"sentence1": a, "sentence2": b, "score": s, "label": int(s > 2)} for a, b, s in pairs]
     path = tmp_path / "sts.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    got = run_tasks(ColourModel(), ["similarity", "pair_classification"], options(path))
+    model = ColourModel()
+    got = run_tasks(model, ["similarity", "pair_classification"], options(path))
+    assert set(model.roles) == {"query"}  # neither text of a pair is searched for
     assert got["colours/similarity/spearman"] > 0.5
     assert got["colours/pair_classification/average_precision"] > 0.5
     assert got.each["colours/similarity/spearman"].shape == (2, 4)
@@ -257,8 +264,8 @@ class BrokenModel(ColourModel):
     def encode_image(self, images):
         return super().encode_image(images) * np.float32(np.nan)
 
-    def encode_text(self, texts):
-        return super().encode_text(texts) * np.float32(np.nan)
+    def encode_text(self, texts, *, role="query"):
+        return super().encode_text(texts, role=role) * np.float32(np.nan)
 
 
 @pytest.mark.parametrize(
