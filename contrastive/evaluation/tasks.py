@@ -265,6 +265,11 @@ def _information_retrieval(run: Run) -> Measured:
     if options.without_self:
         place = {name: i for i, name in enumerate(items)}
         rows = [i for i, name in enumerate(queries) if name in place]
+        if not rows:
+            raise DataError(
+                f"--without-self has no effect: no query of {options.data} has the name of a "
+                "passage."
+            )
         own = np.array([place[queries[i]] for i in rows], np.int64)
         excluded = Relevance.from_pairs(np.array(rows, np.int64), own, queries=len(queries))
         right = set(zip(excluded.rows.tolist(), excluded.items.tolist(), strict=True))

@@ -156,6 +156,10 @@ def test_options_without_effect_are_errors(pictures):
         run_tasks(ColourModel(), ["nothing"], options(pictures))
     with pytest.raises(UserError, match="needs --classes"):
         run_tasks(ColourModel(), ["zero_shot"], options(pictures))
+    path = pictures / "pairs.jsonl"
+    path.write_text('{"query": "red", "positive": "a red thing"}\n')
+    with pytest.raises(DataError, match=r"no query of .* has the name of a passage"):
+        run_tasks(ColourModel(), ["information_retrieval"], options(path, without_self=True))
     with pytest.raises(DataError, match="'red' is none of the 10 classes of cifar10"):
         run_tasks(ColourModel(), ["zero_shot"], options(pictures, classes="cifar10"))
 
