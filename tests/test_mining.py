@@ -141,6 +141,12 @@ def test_keys_that_repeat_and_other_pairs_are_refused(tmp_path):
     rows = [{**row, "id": "same"} for row in rows_of_animals()]
     with pytest.raises(UserError, match="5 pairs whose key another pair has"):
         mine_command(recipe_of(tmp_path, rows), tmp_path / "out", MiningConfig())
+    nameless = [{k: v for k, v in row.items() if k != "id"} for row in rows]
+    with pytest.raises(UserError, match="have no keys, by which negatives are found"):
+        mine_command(recipe_of(tmp_path, nameless), tmp_path / "out", MiningConfig())
+    recipe = recipe_of(tmp_path, rows_of_animals())
+    with pytest.raises(UserError, match=r"pairs\.jsonl/out cannot be written"):
+        mine_command(recipe, tmp_path / "pairs.jsonl" / "out", MiningConfig())
     recipe = config_lib.resolve(Recipe, ConfigDict({"name": "c", "total_steps": 1}), [])
     with pytest.raises(UserError, match="mined for pairs of texts"):
         mine_command(recipe, tmp_path / "out", MiningConfig())

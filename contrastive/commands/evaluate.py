@@ -58,12 +58,25 @@ def evaluate_tasks(
       options: The data.
       output: The folder of ``evaluation.json``; None: ``path``, or the folder it is in.
       devices: Where to compute.
+
+    Raises:
+      UserError: See :func:`contrastive.evaluation.tasks.run_tasks`; or ``output`` is no folder.
     """
     check_tasks(tasks, options)  # before the model, which may take long to read
+    folder = output or (path if path.is_dir() else path.parent)
+    if output is not None:
+        _make(output)
     model = load(path, devices=devices)
     results = run_tasks(model, tasks, options, devices=devices)
-    write_results(output or (path if path.is_dir() else path.parent), results)
+    write_results(folder, results)
     return results
+
+
+def _make(folder: pathlib.Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--output = {folder} is no folder: {error.strerror or error}.") from error
 
 
 def save_evaluation(

@@ -8,6 +8,7 @@ from typing import Any
 from contrastive import mining
 from contrastive.data.examples import read_examples
 from contrastive.data.sources import open_source
+from contrastive.data.text_fields import TextFields
 from contrastive.errors import UserError
 from contrastive.loading import load
 from contrastive.mesh import Devices
@@ -38,7 +39,8 @@ def mine(
       stream: Where it is said what was done.
 
     Raises:
-      UserError: The recipe has no pairs of texts, keys repeat, or nothing was found.
+      UserError: The recipe has no pairs of texts, these have no keys or keys that repeat, nothing
+        was found, or the file cannot be written.
     """
     data = recipe.data
     if data.pairs != "texts":
@@ -46,6 +48,16 @@ def mine(
             f"config.data.pairs = {data.pairs!r}: hard negatives are mined for pairs of texts."
         )
     source = open_source(data, "train")
+    fields = getattr(source, "fields", None)
+    if isinstance(fields, TextFields) and fields.key is None:
+        raise UserError(
+            f"the pairs of {data.source} have no keys, by which negatives are found: set "
+            "config.data.fields.key to a field that tells pairs apart."
+        )
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{output} cannot be written: {error.strerror or error}.") from error
     found = read_examples(source, data)
     keys = [source[int(i)]["key"] for i in found.index]
     if len(set(keys)) < len(keys):

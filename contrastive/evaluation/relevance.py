@@ -103,7 +103,7 @@ class Relevance:
         trec_eval: it gets the number −1.
 
         Raises:
-          DataError: A judged query is not among the queries.
+          DataError: A judged query is not among the queries, or no right item among the items.
         """
         place = {name: i for i, name in enumerate(items)}
         known = set(queries)
@@ -120,6 +120,11 @@ class Relevance:
                     rows.append(i)
                     columns.append(place.get(item, -1))
                     gains.append(float(gain))
+        if columns and max(columns) < 0:
+            raise DataError(
+                f"none of the {len(columns)} right items is among the {len(items)} items: do qrels "
+                "and corpus belong together?"
+            )
         return cls.from_pairs(
             np.array(rows, np.int64),
             np.array(columns, np.int64),

@@ -14,13 +14,14 @@ import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from contrastive.data.text_fields import POSITIVE_NAMES, QUERY_NAMES
 from contrastive.errors import DataError
 
 SUFFIXES = (".jsonl", ".json", ".tsv", ".csv", ".txt", ".parquet")
 Row = Mapping[str, Any]
 # The names that columns have, the usual one first.
-_FIRST = ("sentence1", "sent1", "query", "sentence_A", "text1", "anchor")
-_SECOND = ("sentence2", "sent2", "positive", "sentence_B", "text2")
+_FIRST = ("sentence1", "sent1", "query", "sentence_A", "text1", *QUERY_NAMES)
+_SECOND = ("sentence2", "sent2", "positive", "sentence_B", "text2", *POSITIVE_NAMES)
 _SCORE = ("score", "similarity_score", "relatedness_score", "similarity")
 _LABEL = ("label", "labels", "is_duplicate")
 # sts-train.csv and its like: no header, a score in the fifth column, then the two sentences.
@@ -52,8 +53,8 @@ def read_judged(path: pathlib.Path, split: str | None = None) -> JudgedSet:
     and ``qrels/SPLIT.*`` (``query-id``, ``corpus-id``, ``score``, or trec_eval's four columns).
     NanoBEIR's is the same with a folder of parquet files for each, and qrels without scores. The
     text of a passage is its title, a space and its text. Of a file of pairs (``query``,
-    ``positive``, perhaps ``split``) the positives of the split are the corpus; equal texts count
-    once.
+    ``positive``, which may be a list, perhaps ``split``) the positives of the split are the corpus;
+    equal texts count once.
 
     Args:
       path: The folder or the file.
@@ -92,11 +93,13 @@ def _judged_from_pairs(path: pathlib.Path, split: str | None) -> JudgedSet:
     corpus: dict[str, str] = {}
     judgements: dict[str, dict[str, float]] = {}
     for number, row in rows:
-        query = str(_value(row, _FIRST, path, number))
-        positive = str(_value(row, _SECOND, path, number))
+        query = _text(row, _FIRST, path, number)
+        positives = _value(row, _SECOND, path, number)
         one = queries.setdefault(query, f"q{len(queries)}")
-        other = corpus.setdefault(positive, f"d{len(corpus)}")
-        judgements.setdefault(one, {})[other] = 1.0
+        for positive in positives if isinstance(positives, list) else [positives]:
+            text = _as_text(positive, path, number)
+            other = corpus.setdefault(text, f"d{len(corpus)}")
+            judgements.setdefault(one, {})[other] = 1.0
     return JudgedSet(
         {name: text for text, name in queries.items()},
         {name: text for text, name in corpus.items()},
@@ -139,12 +142,12 @@ def read_pairs(path: pathlib.Path, what: str | None = "score") -> PairSet:
             lists = [x for x in (one, other, score) if x is not None]
             if not all(isinstance(x, list) and len(x) == len(one) for x in lists):
                 raise DataError(f"{path}, row {number}: the lists of a row have one length.")
-            first += map(str, one)
-            second += map(str, other)
+            first += [_as_text(x, path, number) for x in one]
+            second += [_as_text(x, path, number) for x in other]
             scores += [] if score is None else [_number(x, path, number) for x in score]
             continue
-        first.append(str(one))
-        second.append(str(other))
+        first.append(_as_text(one, path, number))
+        second.append(_as_text(other, path, number))
         if score is not None:
             scores.append(_number(score, path, number))
     if not first:
@@ -228,8 +231,8 @@ def _texts(path: pathlib.Path) -> Iterator[tuple[str, str]]:
     count = 0
     for number, row in enumerate(_rows(path), 1):
         name = str(_value(row, ("_id", "id", "query-id", "corpus-id"), path, number))
-        title = str(row.get("title") or "").strip()
-        text = str(_value(row, ("text", "query", "passage"), path, number)).strip()
+        title = _as_text(row.get("title") or "", path, number).strip()
+        text = _text(row, ("text", "query", "passage"), path, number).strip()
         yield name, f"{title} {text}".strip()
         count += 1
     if not count:
@@ -348,6 +351,16 @@ def _value(row: Row, names: Sequence[str], path: pathlib.Path, number: int) -> A
     raise DataError(
         f"{path}, row {number} has none of the columns {', '.join(names)}, only {', '.join(row)}."
     )
+
+
+def _text(row: Row, names: Sequence[str], path: pathlib.Path, number: int) -> str:
+    return _as_text(_value(row, names, path, number), path, number)
+
+
+def _as_text(value: Any, path: pathlib.Path, number: int) -> str:
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise DataError(f"{path}, row {number}: {value!r:.60} is no text.")
 
 
 def _number(value: Any, path: pathlib.Path, number: int) -> float:

@@ -182,5 +182,8 @@ def test_what_is_no_run_is_not_evaluated_on_its_own_data(tmp_path, capsys):
     assert main(["evaluate", str(tmp_path), "--task=bitext", "--data=x", "--query-prompt=a",
                  "--without-self"]) == 2  # fmt: skip
     assert "--without-self has no effect on the task bitext" in capsys.readouterr().err
+    assert main(["evaluate", str(tmp_path), "--task=bitext", "--data=x",
+                 f"--output={tmp_path / 'config.json'}"]) == 2  # fmt: skip
+    assert "config.json is no folder" in capsys.readouterr().err
     assert main(["evaluate", str(tmp_path / "nowhere")]) == 2
     assert "nowhere" in capsys.readouterr().err

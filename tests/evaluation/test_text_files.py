@@ -209,3 +209,20 @@ def test_a_split_is_never_silently_another(tmp_path, beir):
     )
     with pytest.raises(DataError, match="leave --split out"):
         read_judged(beir, "dev")
+
+
+def test_pairs_with_several_positives_and_the_names_that_training_knows(tmp_path):
+    rows = [
+        {"question": "cat", "positives": ["it purrs", "a pet"]},
+        {"question": "dog", "positives": ["a pet"]},
+    ]
+    jsonl(tmp_path / "pairs.jsonl", rows)
+    found = read_judged(tmp_path / "pairs.jsonl")
+    assert list(found.corpus.values()) == ["it purrs", "a pet"]
+    assert found.judgements == {"q0": {"d0": 1.0, "d1": 1.0}, "q1": {"d1": 1.0}}
+    jsonl(tmp_path / "pairs.jsonl", [{"question": ["cat"], "positives": ["a pet"]}])
+    with pytest.raises(DataError, match=r"row 1: \['cat'\] is no text"):
+        read_judged(tmp_path / "pairs.jsonl")
+    jsonl(tmp_path / "pairs.jsonl", [{"query": "cat", "positive": {"text": "a pet"}}])
+    with pytest.raises(DataError, match="is no text"):
+        read_judged(tmp_path / "pairs.jsonl")
