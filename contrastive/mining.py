@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float32, Int, Int32
 
 from contrastive.errors import ConfigError, UserError
+from contrastive.evaluation.placing import check_finite
 
 BLOCK_ROWS = 512  # queries whose scores are held at a time
 
@@ -142,5 +143,10 @@ def bm25(corpus: Corpus) -> Scores:
 def cosine(
     queries: Float32[np.ndarray, "queries dim"], passages: Float32[np.ndarray, "passages dim"]
 ) -> Scores:
-    """Scores by a model, from its unit rows: exact."""
+    """Scores by a model, from its unit rows: exact.
+
+    Raises:
+      MeasureError: A row is not finite.
+    """
+    check_finite(queries, passages, ("query", "passage"))
     return lambda block: queries[block.start : block.stop] @ passages.T

@@ -74,6 +74,12 @@ def test_a_plain_computation_takes_the_same(seed, count, skip, more, margin, max
         assert positives[i] not in [corpus.passages[j] for j in taken]
 
 
+def test_rows_of_nan_rank_nothing():
+    rows = np.ones((2, 4), np.float32)
+    with pytest.raises(UserError, match="passage 1 is not finite"):
+        mining.cosine(rows, np.array([[1] * 4, [np.nan] * 4], np.float32))
+
+
 def test_blocks_do_not_change_what_is_found(monkeypatch):
     rng = np.random.default_rng(0)
     corpus, matrix = corpus_of(range(30)), rng.normal(size=(30, 30))
