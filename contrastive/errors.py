@@ -20,6 +20,10 @@ class DataError(UserError):
     """Data is missing, empty or unreadable."""
 
 
+class MeasureError(DataError, ValueError):
+    """There is nothing to measure, or what a model gave are no numbers."""
+
+
 class NoSuchSplit(DataError):
     """The data is there, but has no such split: fine where a split may be missing."""
 

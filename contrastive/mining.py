@@ -8,11 +8,13 @@ is too near to be wrong. (Such limits are those of the miner of sentence-transfo
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Int, Int32
 
 from contrastive.errors import ConfigError, UserError
+from contrastive.evaluation.placing import check_finite
 
 BLOCK_ROWS = 512  # queries whose scores are held at a time
 
@@ -42,14 +44,13 @@ class Corpus:
     Attributes:
       queries, query_ids: What is searched with.
       own: The passage that belongs to each query, by its place.
-      passages, passage_ids: Distinct passages.
+      passages: Distinct passages.
     """
 
     queries: Sequence[str]
     query_ids: Int32[np.ndarray, " queries"]
     own: Int[np.ndarray, " queries"]
     passages: Sequence[str]
-    passage_ids: Int32[np.ndarray, " passages"]
 
     @classmethod
     def of(
@@ -58,10 +59,16 @@ class Corpus:
         """The corpus of pairs; a passage that occurs several times counts once."""
         place: dict[str, int] = {}
         own = [place.setdefault(text, len(place)) for text in positives]
-        first = np.full(len(place), -1, np.int64)
-        for row in range(len(own) - 1, -1, -1):
-            first[own[row]] = row
-        return cls(queries, ids, np.array(own, np.int64), list(place), ids[first])
+        return cls(queries, ids, np.array(own, np.int64), list(place))
+
+    def right(self) -> list[Int[np.ndarray, " some"]]:
+        """The passages of each query's content: its own and those of the other queries of its id.
+        (One passage may belong to queries of several ids.)"""
+        places: dict[int, set[int]] = {}
+        for identity, place in zip(self.query_ids.tolist(), self.own.tolist(), strict=True):
+            places.setdefault(identity, set()).add(place)
+        of_content = {identity: np.array(sorted(some)) for identity, some in places.items()}
+        return [of_content[identity] for identity in self.query_ids.tolist()]
 
 
 Scores = Callable[[range], Float32[np.ndarray, "some passages"]]
@@ -80,12 +87,14 @@ def mine(corpus: Corpus, scores: Scores, config: MiningConfig) -> Iterator[list[
     Yields:
       Places of passages, at most ``config.count``; fewer where fewer qualify.
     """
+    right = corpus.right()
     for start in range(0, len(corpus.queries), BLOCK_ROWS):
         block = range(start, min(start + BLOCK_ROWS, len(corpus.queries)))
         found = scores(block)
-        own = found[np.arange(len(block)), corpus.own[block.start : block.stop]].copy()
-        same = corpus.query_ids[block.start : block.stop, None] == corpus.passage_ids[None, :]
-        found = np.where(same, -np.inf, found)
+        own = found[np.arange(len(block)), corpus.own[block.start : block.stop]]
+        found = found.copy()
+        for row, query in enumerate(block):
+            found[row, right[query]] = -np.inf
         most = min(config.window, found.shape[1])
         least = -np.partition(-found, most - 1, axis=1)[:, most - 1]
         for row, positive in enumerate(own):
@@ -117,7 +126,7 @@ def bm25(corpus: Corpus) -> Scores:
     options = {"stopwords": "en", "show_progress": False}
     index = bm25s.BM25()
     index.index(bm25s.tokenize(list(corpus.passages), **options), show_progress=False)
-    words = bm25s.tokenize(list(corpus.queries), return_ids=False, **options)
+    words: Any = bm25s.tokenize(list(corpus.queries), return_ids=False, **options)
 
     def scores(block: range) -> np.ndarray:
         rows = np.full((len(block), len(corpus.passages)), -np.inf, np.float32)
@@ -134,5 +143,10 @@ def bm25(corpus: Corpus) -> Scores:
 def cosine(
     queries: Float32[np.ndarray, "queries dim"], passages: Float32[np.ndarray, "passages dim"]
 ) -> Scores:
-    """Scores by a model, from its unit rows: exact."""
+    """Scores by a model, from its unit rows: exact.
+
+    Raises:
+      MeasureError: A row is not finite.
+    """
+    check_finite(queries, passages, ("query", "passage"))
     return lambda block: queries[block.start : block.stop] @ passages.T

@@ -36,6 +36,15 @@ def test_the_hardest_come_first_and_the_own_content_never_does():
     assert found == [[3, 1], [2, 3], [3, 1], [1, 0]]
 
 
+def test_a_passage_of_several_contents_is_no_negative_of_any():
+    """Ids that a source gives may differ where the passages are the same."""
+    corpus = corpus_of([0, 1, 1, 2], ["p", "p", "other", "third"])
+    matrix = np.array([[9, 8, 7], [9, 8, 7], [9, 8, 7], [9, 8, 7]])
+    found = list(mine(corpus, scores_of(matrix), MiningConfig(count=2)))
+    assert found == [[1, 2], [2], [2], [0, 1]]
+    assert (matrix == [9, 8, 7]).all()
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(0, 3), st.integers(0, 4),
@@ -63,6 +72,12 @@ def test_a_plain_computation_takes_the_same(seed, count, skip, more, margin, max
         ]
         assert taken == fits[:count]
         assert positives[i] not in [corpus.passages[j] for j in taken]
+
+
+def test_rows_of_nan_rank_nothing():
+    rows = np.ones((2, 4), np.float32)
+    with pytest.raises(UserError, match="passage 1 is not finite"):
+        mining.cosine(rows, np.array([[1] * 4, [np.nan] * 4], np.float32))
 
 
 def test_blocks_do_not_change_what_is_found(monkeypatch):
@@ -132,6 +147,12 @@ def test_keys_that_repeat_and_other_pairs_are_refused(tmp_path):
     rows = [{**row, "id": "same"} for row in rows_of_animals()]
     with pytest.raises(UserError, match="5 pairs whose key another pair has"):
         mine_command(recipe_of(tmp_path, rows), tmp_path / "out", MiningConfig())
+    nameless = [{k: v for k, v in row.items() if k != "id"} for row in rows]
+    with pytest.raises(UserError, match="have no keys, by which negatives are found"):
+        mine_command(recipe_of(tmp_path, nameless), tmp_path / "out", MiningConfig())
+    recipe = recipe_of(tmp_path, rows_of_animals())
+    with pytest.raises(UserError, match=r"pairs\.jsonl/out cannot be written"):
+        mine_command(recipe, tmp_path / "pairs.jsonl" / "out", MiningConfig())
     recipe = config_lib.resolve(Recipe, ConfigDict({"name": "c", "total_steps": 1}), [])
     with pytest.raises(UserError, match="mined for pairs of texts"):
         mine_command(recipe, tmp_path / "out", MiningConfig())

@@ -2,7 +2,10 @@
 
 import io
 import json
+import logging
 import pathlib
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +14,8 @@ import numpy as np
 from contrastive.errors import UserError
 from contrastive.evaluation.measured import Measured
 from contrastive.evaluation.suite import evaluate
-from contrastive.evaluation.tasks import TaskOptions, run_tasks
+from contrastive.evaluation.tasks import TaskOptions, check_tasks, run_tasks
+from contrastive.folders import is_run
 from contrastive.inference import Model
 from contrastive.loading import load
 from contrastive.mesh import Devices
@@ -19,11 +23,21 @@ from contrastive.recipe import Recipe, read_recipe
 from contrastive.whole import whole_file
 
 NUMBERS, LISTS = "evaluation.json", "evaluation.npz"
+_log = logging.getLogger(__name__)
 
 
 def evaluate_run(workdir: pathlib.Path, *, devices: Devices) -> Measured:
     """Measures the newest checkpoint of a run on the data of its recipe and writes
-    ``evaluation.json``."""
+    ``evaluation.json``.
+
+    Raises:
+      UserError: ``workdir`` is not the folder of a run.
+    """
+    if workdir.exists() and not is_run(workdir):
+        raise UserError(
+            f"{workdir} is not the folder of a run, which would be measured on its own data. Of "
+            "other weights say what to measure: --task and --data."
+        )
     model = load(workdir, devices=devices)
     return save_evaluation(workdir, model, read_recipe(workdir), devices=devices)
 
@@ -44,11 +58,25 @@ def evaluate_tasks(
       options: The data.
       output: The folder of ``evaluation.json``; None: ``path``, or the folder it is in.
       devices: Where to compute.
+
+    Raises:
+      UserError: See :func:`contrastive.evaluation.tasks.run_tasks`; or ``output`` is no folder.
     """
+    check_tasks(tasks, options)  # before the model, which may take long to read
+    folder = output or (path if path.is_dir() else path.parent)
+    if output is not None:
+        _make(output)
     model = load(path, devices=devices)
     results = run_tasks(model, tasks, options, devices=devices)
-    write_results(output or (path if path.is_dir() else path.parent), results)
+    write_results(folder, results)
     return results
+
+
+def _make(folder: pathlib.Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--output = {folder} is no folder: {error.strerror or error}.") from error
 
 
 def save_evaluation(
@@ -65,7 +93,7 @@ def write_results(folder: pathlib.Path, results: Measured) -> None:
     means of, and what pages draw), whole or not at all. What the files say of other sets and tasks
     stays."""
     folder.mkdir(parents=True, exist_ok=True)
-    before = read_results(folder) if (folder / NUMBERS).is_file() else Measured()
+    before = _earlier(folder)
     measured = {_task(name) for name in results}
     kept = Measured(
         {name: value for name, value in before.items() if _task(name) not in measured},
@@ -82,6 +110,17 @@ def write_results(folder: pathlib.Path, results: Measured) -> None:
         path.write_bytes(out.getvalue())
 
 
+def _earlier(folder: pathlib.Path) -> Measured:
+    """What the folder holds; what is damaged does not stop new results from being kept."""
+    found = Measured()
+    for name, read in ((NUMBERS, _read_numbers), (LISTS, _read_lists)):
+        try:
+            found.add(read(folder / name) if (folder / name).is_file() else {})
+        except UserError as error:
+            _log.warning("%s It is replaced.", error)
+    return found
+
+
 def _task(name: str) -> str:
     return name.rpartition("/")[0]
 
@@ -94,7 +133,7 @@ def read_results(folder: pathlib.Path) -> Measured:
     """What :func:`write_results` wrote; of an older or incomplete folder the numbers alone.
 
     Raises:
-      UserError: There is no ``evaluation.json``, or it is damaged.
+      UserError: There is no ``evaluation.json``, or one of the files is damaged.
     """
     file = folder / NUMBERS
     if not file.is_file():
@@ -102,15 +141,31 @@ def read_results(folder: pathlib.Path) -> Measured:
             f"{folder} has not been evaluated: there is no {file}. `contrastive evaluate {folder}` "
             "makes it."
         )
+    results = _read_numbers(file)
+    return results.add(_read_lists(folder / LISTS)) if (folder / LISTS).is_file() else results
+
+
+def _read_numbers(file: pathlib.Path) -> Measured:
     try:
-        results = Measured(json.loads(file.read_text(encoding="utf-8")))
-    except json.JSONDecodeError as error:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
         raise UserError(f"{file} is damaged: {error}.") from error
-    if (folder / LISTS).is_file():
-        with np.load(folder / LISTS, allow_pickle=False) as lists:
+    if not isinstance(found, dict):
+        raise UserError(f"{file} is damaged: it holds no object in braces.")
+    return Measured(found)
+
+
+def _read_lists(file: pathlib.Path) -> Measured:
+    results = Measured()
+    try:
+        with open(file, "rb") as opened, np.load(opened, allow_pickle=False) as lists:
             for name in lists.files:
                 kind, _, metric = name.partition("/")
                 (results.each if kind == "each" else results.drawn)[metric] = lists[name]
+    except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
+        raise UserError(
+            f"{file} is damaged: {error}. Without that file, numbers have no intervals."
+        ) from error
     return results
 
 

@@ -6,8 +6,11 @@ import sys
 from typing import Any
 
 from contrastive import mining
-from contrastive.data.examples import read_examples
+from contrastive.data.config import DataConfig
+from contrastive.data.examples import Examples, read_examples
+from contrastive.data.records import Source
 from contrastive.data.sources import open_source
+from contrastive.data.text_fields import TextFields
 from contrastive.errors import UserError
 from contrastive.loading import load
 from contrastive.mesh import Devices
@@ -38,7 +41,8 @@ def mine(
       stream: Where it is said what was done.
 
     Raises:
-      UserError: The recipe has no pairs of texts, keys repeat, or nothing was found.
+      UserError: The recipe has no pairs of texts, these have no keys or keys that repeat, nothing
+        was found, or the file cannot be written.
     """
     data = recipe.data
     if data.pairs != "texts":
@@ -46,14 +50,13 @@ def mine(
             f"config.data.pairs = {data.pairs!r}: hard negatives are mined for pairs of texts."
         )
     source = open_source(data, "train")
+    _check_keys(source, data)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{output} cannot be written: {error.strerror or error}.") from error
     found = read_examples(source, data)
-    keys = [source[int(i)]["key"] for i in found.index]
-    if len(set(keys)) < len(keys):
-        raise UserError(
-            f"{data.source} has {len(keys) - len(set(keys)):,} pairs whose key another pair has "
-            "too; negatives are found by key. Set config.data.fields.key to a field that tells "
-            "pairs apart."
-        )
+    keys = _keys(source, data, found)
     corpus = mining.Corpus.of(found.queries, found.captions, found.ids)
     if by == BM25:
         scores = mining.bm25(corpus)
@@ -77,3 +80,24 @@ def mine(
         file=stream,
     )
     return 0
+
+
+def _check_keys(source: Source, data: DataConfig) -> None:
+    fields = getattr(source, "fields", None)
+    if isinstance(fields, TextFields) and fields.key is None:
+        raise UserError(
+            f"the pairs of {data.source} have no keys, by which negatives are found: set "
+            "config.data.fields.key to a field that tells pairs apart."
+        )
+
+
+def _keys(source: Source, data: DataConfig, found: Examples) -> list[str]:
+    """The key of every pair, each another."""
+    keys = [source[int(i)]["key"] for i in found.index]
+    if len(set(keys)) < len(keys):
+        raise UserError(
+            f"{data.source} has {len(keys) - len(set(keys)):,} pairs whose key another pair has "
+            "too; negatives are found by key. Set config.data.fields.key to a field that tells "
+            "pairs apart."
+        )
+    return keys

@@ -67,6 +67,17 @@ def open_batches(
     return BatchLoader(source, config, tokenizer, **options)
 
 
+def _check_negatives(examples: Examples, config: DataConfig) -> None:
+    if not config.negatives or any(examples.negatives):
+        return
+    file = config.fields.negatives_file
+    raise DataError(
+        f"config.data.negatives = {config.negatives}, but none of the {len(examples):,} pairs "
+        "comes with a negative: set config.data.fields.negatives to the field that holds them"
+        + ("." if file is None else f", or see whether the keys in {file} are those of the pairs.")
+    )
+
+
 class _Loaded(NamedTuple):
     batch: Batch
     truncated: int
@@ -138,6 +149,7 @@ class BatchLoader(Batches):
             log = error_log if process_index == 0 else None
             self.examples = read_examples(source, config, error_log=log, progress=progress)
             self.errors = self.examples.errors
+            _check_negatives(self.examples, config)
         else:
             self.examples = UncheckedExamples(
                 source,

@@ -59,7 +59,7 @@ def _open_webdataset(config: DataConfig, split: str) -> Source:
         pattern, config.fields, cache, captions=captions, on_first_use=True
     )
     read_at = files.read_at
-    if config.stream.lanes:
+    if config.stream.lanes and any(map(files.is_remote, index.shards)):
         room = int(config.stream.cache_gib * 2**30)
         read_at = ShardCache(cache / "tars", room).read_at
     share = config.fields.held_out_share

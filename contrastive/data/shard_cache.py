@@ -1,4 +1,7 @@
-"""Copies of remote files on local disk, the least recently used of which make room for others."""
+"""Copies of remote files on local disk, the least recently used of which make room for others.
+
+A file that cannot be copied (the disk is full, say) is read where it is.
+"""
 
 import collections
 import contextlib
@@ -11,6 +14,7 @@ import threading
 import time
 
 from contrastive.data import files
+from contrastive.errors import DataError
 
 _ABANDONED_AFTER_S = 3600.0
 _TRIES = 3
@@ -23,35 +27,67 @@ class ShardCache:
     Args:
       folder: Where copies are kept, also for later runs.
       most_bytes: Room for them. A file that is larger is kept as long as nothing else is wanted.
+
+    Raises:
+      DataError: The folder cannot be made.
     """
 
     def __init__(self, folder: pathlib.Path, most_bytes: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataError(
+                f"{folder} cannot be made, where copies of remote tars are kept: "
+                f"{error.strerror or error}. config.data.cache takes another place."
+            ) from error
         self._folder, self._most = folder, most_bytes
         self._lock = threading.Lock()
         self._copying: dict[str, threading.Lock] = collections.defaultdict(threading.Lock)
         self._sizes: collections.OrderedDict[str, int] = collections.OrderedDict()
         self._dropped: set[str] = set()
+        self._elsewhere: set[str] = set()  # what cannot be copied
         self._warned = False
-        kept = [path for path in folder.iterdir() if path.is_file()]
-        for path in sorted(kept, key=lambda path: path.stat().st_mtime):
+        kept = []
+        for path in folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # another process makes room
+                kept.append((path.stat().st_mtime, path.stat().st_size, path))
+        for modified, size, path in sorted(kept):
             if not path.name.startswith("."):
-                self._sizes[path.name] = path.stat().st_size
-            elif time.time() - path.stat().st_mtime > _ABANDONED_AFTER_S:
+                self._sizes[path.name] = size
+            elif time.time() - modified > _ABANDONED_AFTER_S:
                 path.unlink(missing_ok=True)
 
     def read_at(self, path: str, offset: int, size: int) -> bytes:
         """:func:`contrastive.data.files.read_at`, of a copy where the file is remote.
 
         Raises:
-          OSError: The file cannot be read, or its copy not be written.
+          OSError: The file cannot be read.
         """
         if not files.is_remote(path):
             return files.read_at(path, offset, size)
         for _ in range(_TRIES):
-            with contextlib.suppress(FileNotFoundError):  # it has just made room for another
+            if path in self._elsewhere:
+                break
+            try:
                 return files.read_at(self._copy(path), offset, size)
+            except FileNotFoundError:
+                continue  # the copy has just made room for another
+            except OSError as error:
+                self._leave(path, error)
         return files.read_at(path, offset, size)
+
+    def _leave(self, path: str, error: OSError) -> None:
+        with self._lock:
+            first = not self._elsewhere
+            self._elsewhere.add(path)
+        if first:
+            _log.warning(
+                "%s cannot be copied to %s (%s): it is read where it is, and so are others like "
+                "it, which takes longer.",
+                path,
+                self._folder,
+                error.strerror or error,
+            )
 
     def _copy(self, path: str) -> str:
         digest = hashlib.blake2b(path.encode("utf-8", "surrogateescape"), digest_size=12)
@@ -63,7 +99,8 @@ class ShardCache:
             if not copy.exists():
                 self._fetch(path, copy)
         with self._lock:
-            self._sizes.setdefault(name, 0)
+            if name not in self._sizes:  # another process has made it
+                self._sizes[name] = copy.stat().st_size
             self._sizes.move_to_end(name)
         return str(copy)
 

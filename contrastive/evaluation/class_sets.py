@@ -57,7 +57,8 @@ class ClassSet:
         An empty caption is a picture without a label, −1.
 
         Raises:
-          DataError: A caption says none of these, or a name that two classes share.
+          DataError: A caption says none of these, a name that two classes share, or a number that
+            is another class's name.
         """
         keys = dict(zip(self.keys, self.labels, strict=False))
         numbers = {str(label): label for label in self.labels}
@@ -79,12 +80,17 @@ class ClassSet:
                     f"two classes of {self.name} are called {text!r}: pictures of them have to be "
                     "named by the class's number or key."
                 )
+            if text not in keys and names.get(_plain(text), label) != label:
+                raise DataError(
+                    f"{text!r} is the number of one class of {self.name} and the name of another: "
+                    "a .json file of {key: name} says which is meant."
+                )
             found[i] = label
         return found
 
     def _unknown(self, text: str, known: Sequence[str]) -> str:
         close = difflib.get_close_matches(text, known, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = f"; did you mean {close[0]!r}?" if close else "."
         return (
             f"{text!r} is none of the {len(self.names)} classes of {self.name}, neither a name nor "
             f"a number nor a key{hint} --classes takes another set or a file of names."
@@ -118,25 +124,40 @@ def class_set(name: str) -> ClassSet:
         )
     if not path.is_file():
         raise UserError(f"there is no file {path} of class names.")
-    text = path.read_text(encoding="utf-8")
     if path.suffix == ".txt":
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return ClassSet(path.stem, tuple(range(len(lines))), tuple(lines))
-    return _from_json(path, text)
+        lines = read_lines(path)
+        return ClassSet(path.stem, tuple(range(len(lines))), lines)
+    return _from_json(path)
 
 
-def _from_json(path: pathlib.Path, text: str) -> ClassSet:
+def read_lines(path: pathlib.Path) -> tuple[str, ...]:
+    """The lines of a file that are not blank, without the space around them.
+
+    Raises:
+      DataError: The file is not UTF-8.
+    """
+    return tuple(line.strip() for line in _read(path).splitlines() if line.strip())
+
+
+def _read(path: pathlib.Path) -> str:
     try:
-        given = json.loads(text)
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8: {error}.") from error
+
+
+def _from_json(path: pathlib.Path) -> ClassSet:
+    try:
+        given = json.loads(_read(path))
     except json.JSONDecodeError as error:
         raise DataError(f"{path} is not JSON: {error}.") from error
     if isinstance(given, list):
         given = {"names": given}
     elif isinstance(given, dict) and "names" not in given:
         given = {"names": list(given.values()), "keys": list(given)}
-    if not isinstance(given, dict) or not all(isinstance(x, str) for x in given["names"]):
+    names, keys = (given["names"], given.get("keys", [])) if isinstance(given, dict) else ((), ())
+    if not all(isinstance(x, list) and all(isinstance(y, str) for y in x) for x in (names, keys)):
         raise DataError(f'{path}: expected a list of names, {{key: name}}, or {{"names": […]}}.')
-    names, keys = given["names"], given.get("keys", [])
     templates = str(given.get("templates", "plain"))
     return ClassSet(path.stem, tuple(range(len(names))), tuple(names), tuple(keys), templates)
 

@@ -19,8 +19,9 @@ from contrastive.data.examples import read_evaluation_pairs, read_examples, read
 from contrastive.data.pairs import view_batch
 from contrastive.data.records import SampleError, Source, Subset
 from contrastive.data.sources import open_source
+from contrastive.data.splits import content_ids
 from contrastive.data.unchecked import Fetched
-from contrastive.errors import NoSuchSplit
+from contrastive.errors import DataError, NoSuchSplit
 from contrastive.evaluation.baselines import raw_pixel_scores
 from contrastive.evaluation.measured import Measured
 from contrastive.evaluation.ranking import rank_scores
@@ -183,16 +184,22 @@ def _artists(
 
 
 def _two_views(name: str, source: Source, data: DataConfig) -> ViewPairs:
+    """Two views of each picture; equal pictures, and those of equal ids, are of one content."""
     keys = example_keys(_VIEW_SEED, np.arange(len(source), dtype=np.int64))
-    pictures, kept = [], []
+    pictures, kept, contents = [], [], []
     for i in range(len(source)):
         try:
-            pictures.append(read_pictures(source[i], data, keys[i : i + 1]))
-            kept.append(i)
+            record = source[i]
+            pictures.append(read_pictures(record, data, keys[i : i + 1]))
         except SampleError:
             continue  # counted and named when the run started
+        kept.append(i)
+        digest = hashlib.blake2b(record["image"], digest_size=16).digest()
+        contents.append((digest if record["id"] < 0 else record["id"],))
+    if not kept:
+        raise DataError(f"none of the {len(source)} pictures of the split {name!r} can be read.")
     rows = np.array(kept, np.int64)
-    ids = np.arange(len(rows), dtype=np.int32)
+    ids = np.array(content_ids(contents), np.int32)
     found = Fetched([""] * len(rows), [()] * len(rows), pictures, ids, rows)
     batch = view_batch(found, found, keys[rows], data)
     return ViewPairs(name, batch["view_a"], ids, batch["view_b"], ids)

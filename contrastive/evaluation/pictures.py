@@ -30,6 +30,7 @@ class EncodedPictures:
       pictures: The picture of each caption.
       ids: Content ids of the captions: equal pictures or equal captions have equal ones.
       skipped: Samples that could not be read.
+      content: A digest of pictures and captions, in order.
     """
 
     rows: Float32[np.ndarray, "pictures dim"]
@@ -37,6 +38,7 @@ class EncodedPictures:
     pictures: Int32[np.ndarray, " captions"]
     ids: Int32[np.ndarray, " captions"]
     skipped: int
+    content: str
 
 
 def encode_source(
@@ -54,7 +56,7 @@ def encode_source(
       DataError: No picture can be read, or too many cannot.
     """
     chosen = evenly(len(source), len(source) if most is None else most)
-    errors = DataErrors()
+    errors, content = DataErrors(), hashlib.blake2b(digest_size=8)
     place: dict[bytes, int] = {}
     rows: list[np.ndarray] = []
     waiting: list[Image.Image] = []
@@ -73,6 +75,7 @@ def encode_source(
         captions.append(caption)
         pictures.append(place[digest])
         features.append((canonical(caption) or digest, digest))
+        content.update(digest + caption.encode("utf-8", "surrogatepass") + b"\0")
         if len(waiting) == CHUNK or sum(x.width * x.height for x in waiting) >= PIXELS:
             rows.append(model.encode_image(waiting))
             waiting = []
@@ -90,4 +93,5 @@ def encode_source(
         np.array(pictures, np.int32),
         np.array(content_ids(features), np.int32),
         len(errors),
+        content.hexdigest(),
     )

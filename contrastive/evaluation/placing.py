@@ -24,6 +24,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
+from contrastive.errors import MeasureError
 from contrastive.evaluation.relevance import Relevance
 from contrastive.mesh import Devices
 
@@ -133,7 +134,7 @@ def place(
         get the whole.
 
     Raises:
-      ValueError: A row is not finite.
+      MeasureError: A row is not finite.
     """
     check_finite(queries, gallery)
     devices = jax.local_devices()[:1] if devices is None else list(devices)
@@ -156,15 +157,20 @@ def place(
     return Placement(greater, level)
 
 
-def check_finite(queries: np.ndarray, gallery: np.ndarray) -> None:
-    """Raises ValueError where a row holds something that is no number."""
-    for name, x in (("query", queries), ("gallery item", gallery)):
+def check_finite(
+    queries: np.ndarray,
+    gallery: np.ndarray,
+    names: tuple[str, str] = ("query", "gallery item"),
+) -> None:
+    """Raises MeasureError where a row holds something that is no number."""
+    for name, x in zip(names, (queries, gallery), strict=True):
         step = max(1, PAIR_BUDGET // max(x.shape[1], 1))
         for start in range(0, len(x), step):
             bad = np.flatnonzero(~np.isfinite(x[start : start + step]).all(axis=1))
             if len(bad):
-                raise ValueError(
-                    f"{name} {start + bad[0]} is not finite ({len(bad)} such rows near it)."
+                raise MeasureError(
+                    f"{name} {start + bad[0]} is not finite ({len(bad)} such rows near it): the "
+                    "model's embedding of it holds NaN or infinity."
                 )
 
 

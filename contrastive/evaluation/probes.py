@@ -17,6 +17,7 @@ from contrastive.errors import DataError
 from contrastive.evaluation.bootstrap import interval
 from contrastive.evaluation.measured import Measured
 from contrastive.evaluation.neighbours import Method, neighbours, recall_of
+from contrastive.evaluation.placing import check_finite
 
 PENALTIES = tuple(10.0**-i for i in range(1, 8))  # of the linear probe, the strongest first
 RIDGES = tuple(10.0**i for i in range(-4, 4))  # of the least squares
@@ -164,6 +165,7 @@ def _checked(
             f"{len(train)} labelled examples to train on and {len(test)} to test on: a probe needs "
             "both."
         )
+    check_finite(train, test, ("training example", "test example"))
     classes, seen = np.unique(train_labels, return_inverse=True)
     place = np.clip(np.searchsorted(classes, test_labels), 0, len(classes) - 1)
     wanted = np.where(classes[place] == test_labels, place, -1)

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from contrastive.errors import DataError
+from contrastive.errors import DataError, MeasureError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,10 +71,11 @@ class Relevance:
           item_ids: −1 is right for no query.
 
         Raises:
-          ValueError: There are no queries, or a query has no right item.
+          MeasureError: There are no queries.
+          ValueError: A query has no right item.
         """
         if not len(query_ids):
-            raise ValueError("there is nothing to rank for: 0 queries were given.")
+            raise MeasureError("there is nothing to rank for: 0 queries were given.")
         missing = ~np.isin(query_ids, item_ids) | (query_ids < 0)
         if missing.any():
             raise ValueError(
@@ -102,7 +103,7 @@ class Relevance:
         trec_eval: it gets the number −1.
 
         Raises:
-          DataError: A judged query is not among the queries.
+          DataError: A judged query is not among the queries, or no right item among the items.
         """
         place = {name: i for i, name in enumerate(items)}
         known = set(queries)
@@ -119,6 +120,11 @@ class Relevance:
                     rows.append(i)
                     columns.append(place.get(item, -1))
                     gains.append(float(gain))
+        if columns and max(columns) < 0:
+            raise DataError(
+                f"none of the {len(columns)} right items is among the {len(items)} items: do qrels "
+                "and corpus belong together?"
+            )
         return cls.from_pairs(
             np.array(rows, np.int64),
             np.array(columns, np.int64),

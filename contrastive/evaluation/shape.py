@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from contrastive.evaluation.measured import Measured
+from contrastive.evaluation.placing import check_finite
 from contrastive.geometry import alignment, mutual_information_bound, uniformity
 from contrastive.logits import LogitPartition
 
@@ -47,10 +48,14 @@ def geometry_metrics(
       scale: ``exp(log_scale)``; None leaves the bound out.
       names: What the sides are called.
 
+    Raises:
+      MeasureError: A row is not finite.
+
     References:
       Wang & Isola 2020 (alignment, uniformity). Garrido et al., RankMe, 2023 (effective rank).
       Liang et al., Mind the Gap, 2022 (modality gap). van den Oord et al. 2018 (bound).
     """
+    check_finite(first, second, names)
     results = Measured({"alignment": float(_alignment(first, second))})
     for name, rows in zip(names, (first, second), strict=True):
         if len(rows) > 1:

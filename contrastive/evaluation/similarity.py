@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Shaped
 from scipy.stats import rankdata
 
-from contrastive.errors import DataError
+from contrastive.errors import DataError, MeasureError
 from contrastive.evaluation.measured import Measured
 
 
@@ -26,7 +26,7 @@ def similarity_metrics(
 
     Raises:
       DataError: Fewer than two pairs, or numbers of rows that differ.
-      ValueError: Rows or scores that are not finite.
+      MeasureError: Rows or scores that are not finite.
     """
     cosines = pair_cosines(first, second)
     scores = np.asarray(scores, np.float64)
@@ -36,7 +36,7 @@ def similarity_metrics(
             "as pairs, and two at least."
         )
     if not np.isfinite(scores).all():
-        raise ValueError(
+        raise MeasureError(
             f"the score of pair {np.flatnonzero(~np.isfinite(scores))[0]} is no number."
         )
     lists = np.stack([cosines, scores])
@@ -76,7 +76,7 @@ def pair_cosines(
 
     Raises:
       DataError: Numbers of rows that differ.
-      ValueError: A row is not finite.
+      MeasureError: A row is not finite.
     """
     if first.shape != second.shape:
         raise DataError(
@@ -87,7 +87,9 @@ def pair_cosines(
     product = np.einsum("nd,nd->n", a, b)
     length = np.sqrt(np.einsum("nd,nd->n", a, a) * np.einsum("nd,nd->n", b, b))
     if not np.isfinite(length).all():
-        raise ValueError(f"a row of pair {np.flatnonzero(~np.isfinite(length))[0]} is not finite.")
+        raise MeasureError(
+            f"a row of pair {np.flatnonzero(~np.isfinite(length))[0]} is not finite."
+        )
     return np.divide(product, length, out=np.zeros_like(product), where=length > 0)
 
 

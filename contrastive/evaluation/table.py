@@ -77,7 +77,7 @@ class GeometryRow:
 
     group: str
     alignment: tuple[float | None, float | None]
-    uniformity_images: tuple[float | None, float | None]
+    uniformity_images: tuple[float | None, float | None]  # of pairs of texts: of the queries
     uniformity_texts: tuple[float | None, float | None]
 
 
@@ -92,12 +92,17 @@ def geometry_rows(results: Mapping[str, Any]) -> list[GeometryRow]:
         GeometryRow(
             group,
             pair(group, "alignment"),
-            pair(group, "uniformity_images"),
+            pair(group, _first_side(group, results)),
             pair(group, "uniformity_texts"),
         )
         for group in _groups(results)
         if f"{group}/geometry/alignment" in results
     ]
+
+
+def _first_side(group: str, results: Mapping[str, Any]) -> str:
+    queries = "uniformity_queries"
+    return queries if f"{group}/geometry/{queries}" in results else "uniformity_images"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -290,7 +295,7 @@ def number(value: float | None) -> str:
 def _geometry_table(rows: Sequence[GeometryRow]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("", no_wrap=True)
-    for name in ("alignment", "uniformity, images", "uniformity, texts"):
+    for name in ("alignment", "uniformity, images or queries", "uniformity, texts"):
         table.add_column(name, justify="right")
     for row in rows:
         pairs = (row.alignment, row.uniformity_images, row.uniformity_texts)

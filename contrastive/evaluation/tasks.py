@@ -26,6 +26,7 @@ from contrastive.evaluation.similarity import pair_classification_metrics, simil
 from contrastive.evaluation.suite import digest
 from contrastive.evaluation.text_files import read_judged, read_pairs
 from contrastive.mesh import Devices
+from contrastive.towers import Role
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,25 +71,30 @@ class Run:
     def pictures(self, split: str | None) -> tuple[str, EncodedPictures]:
         """The encoded pictures of a split (None: the held-out one) and its name."""
         wanted = (split,) if split else ("test", "validation", "val")
+        last: NoSuchSplit | None = None
         for name in wanted:
             if (key := f"pictures/{name}") in self.known:
                 return name, self.known[key]
             try:
                 source = open_source(DataConfig(source=self.options.data), name)
-            except NoSuchSplit:
-                if name == wanted[-1]:
+            except NoSuchSplit as error:
+                if split:
                     raise
+                last = error
                 continue
             found = encode_source(self.model, source, most=self.options.most)
             self.known[key] = found
             return name, found
-        raise AssertionError
+        raise NoSuchSplit(
+            f"{self.options.data} has no split to measure on, neither {' nor '.join(wanted)}; "
+            f"--split takes another. ({last})"
+        ) from last
 
-    def texts(self, texts: Sequence[str], prompt: str = "") -> np.ndarray:
-        """Rows of texts, each encoded once."""
+    def texts(self, texts: Sequence[str], prompt: str = "", *, role: Role = "query") -> np.ndarray:
+        """Rows of texts, each encoded once; those that are searched in are passages."""
         different = list(dict.fromkeys(texts))
         place = {text: i for i, text in enumerate(different)}
-        rows = self.model.encode_text([prompt + text for text in different])
+        rows = self.model.encode_text([prompt + text for text in different], role=role)
         return rows[[place[text] for text in texts]]
 
 
@@ -107,14 +113,16 @@ def run_tasks(
       UserError: A task that does not exist; options that none of the tasks reads; data that is
         missing or damaged.
     """
-    _check(names, options)
+    check_tasks(names, options)
     run, results = Run(model, options, devices), Measured()
     for name in names:
         results.add(TASKS[name](run), f"{options.title}/{name}" if name != "retrieval" else "")
     return results
 
 
-def _check(names: Sequence[str], options: TaskOptions) -> None:
+def check_tasks(names: Sequence[str], options: TaskOptions) -> None:
+    """Raises :class:`UserError` for a task that does not exist, and :class:`ConfigError` for an
+    option that none of the tasks reads."""
     for name in names:
         if name not in TASKS:
             raise UserError(f"{name!r} is no task: choose from {', '.join(TASKS)}.")
@@ -123,7 +131,8 @@ def _check(names: Sequence[str], options: TaskOptions) -> None:
         if field.name in ("data", "name") or given == field.default:
             continue
         if not any(field.name in READS[name] for name in names):
-            raise ConfigError(f"--{field.name} has no effect on the task {', '.join(names)}.")
+            option = field.name.replace("_", "-")
+            raise ConfigError(f"--{option} has no effect on the task {', '.join(names)}.")
 
 
 def _retrieval(run: Run) -> Measured:
@@ -150,7 +159,7 @@ def _retrieval(run: Run) -> Measured:
         measured = retrieval.retrieval_metrics(queries, items, own, other, devices=run.devices)
         results.add(measured, f"{title}/{task}")
     results[f"{title}/split"] = split
-    results[f"{title}/content"] = digest([str(len(ids)), *found.captions])
+    results[f"{title}/content"] = found.content
     return results
 
 
@@ -192,7 +201,7 @@ def _labels(found: EncodedPictures, classes: ClassSet) -> np.ndarray:
 
 def _about(results: Measured, split: str, found: EncodedPictures) -> Measured:
     results["split"] = split
-    results["content"] = digest(found.captions)
+    results["content"] = found.content
     if found.skipped:
         results["skipped"] = float(found.skipped)
     return results
@@ -256,17 +265,24 @@ def _information_retrieval(run: Run) -> Measured:
     if options.without_self:
         place = {name: i for i, name in enumerate(items)}
         rows = [i for i, name in enumerate(queries) if name in place]
+        if not rows:
+            raise DataError(
+                f"--without-self has no effect: no query of {options.data} has the name of a "
+                "passage."
+            )
         own = np.array([place[queries[i]] for i in rows], np.int64)
         excluded = Relevance.from_pairs(np.array(rows, np.int64), own, queries=len(queries))
         right = set(zip(excluded.rows.tolist(), excluded.items.tolist(), strict=True))
         pairs = zip(relevance.rows.tolist(), relevance.items.tolist(), strict=True)
         relevance = relevance.kept(np.array([pair not in right for pair in pairs], bool))
     rows = run.texts(list(data.queries.values()), options.query_prompt)
-    corpus = run.texts(list(data.corpus.values()), options.passage_prompt)
+    corpus = run.texts(list(data.corpus.values()), options.passage_prompt, role="passage")
     results = information_retrieval_metrics(
         rows, corpus, relevance, excluded=excluded, devices=run.devices
     )
-    results["content"] = digest([*queries, *items])
+    judgements = [f"{q} {i} {gain}" for q, own in judged.items() for i, gain in own.items()]
+    texts = [*data.queries.values(), *data.corpus.values()]
+    results["content"] = digest([*queries, *items, *texts, *judgements])
     return results
 
 

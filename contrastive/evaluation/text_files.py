@@ -8,17 +8,20 @@ import dataclasses
 import gzip
 import io
 import json
+import math
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from contrastive.data.text_fields import POSITIVE_NAMES, QUERY_NAMES
 from contrastive.errors import DataError
 
 SUFFIXES = (".jsonl", ".json", ".tsv", ".csv", ".txt", ".parquet")
 Row = Mapping[str, Any]
 # The names that columns have, the usual one first.
-_FIRST = ("sentence1", "sent1", "query", "sentence_A", "text1", "anchor")
-_SECOND = ("sentence2", "sent2", "positive", "sentence_B", "text2")
+_FIRST = ("sentence1", "sent1", "query", "sentence_A", "text1", *QUERY_NAMES)
+_SECOND = ("sentence2", "sent2", "positive", "sentence_B", "text2", *POSITIVE_NAMES)
 _SCORE = ("score", "similarity_score", "relatedness_score", "similarity")
 _LABEL = ("label", "labels", "is_duplicate")
 # sts-train.csv and its like: no header, a score in the fifth column, then the two sentences.
@@ -50,12 +53,13 @@ def read_judged(path: pathlib.Path, split: str | None = None) -> JudgedSet:
     and ``qrels/SPLIT.*`` (``query-id``, ``corpus-id``, ``score``, or trec_eval's four columns).
     NanoBEIR's is the same with a folder of parquet files for each, and qrels without scores. The
     text of a passage is its title, a space and its text. Of a file of pairs (``query``,
-    ``positive``, perhaps ``split``) the positives of the split are the corpus; equal texts count
-    once.
+    ``positive``, which may be a list, perhaps ``split``) the positives of the split are the corpus;
+    equal texts count once.
 
     Args:
       path: The folder or the file.
       split: Which judgements; None: ``test``, else ``dev`` or ``validation``, else the only ones.
+        Where nothing names splits, there are none to choose from.
 
     Raises:
       DataError: Something is missing, empty, or has none of the names above; it says what.
@@ -78,22 +82,24 @@ def read_judged(path: pathlib.Path, split: str | None = None) -> JudgedSet:
 
 
 def _judged_from_pairs(path: pathlib.Path, split: str | None) -> JudgedSet:
-    rows = list(_rows(path))
-    splits = {str(row["split"]) for row in rows if "split" in row}
-    if splits:
-        wanted = split or next((x for x in ("test", "dev", "validation") if x in splits), None)
-        if wanted not in splits:
-            raise DataError(f"{path} has no split {wanted!r}, only {', '.join(sorted(splits))}.")
-        rows = [row for row in rows if row["split"] == wanted]
+    rows = list(enumerate(_rows(path), 1))
+    splits = {str(row["split"]) for _, row in rows if "split" in row}
+    if splits or split is not None:
+        wanted = _choose_split(splits, split, path)
+        rows = [(number, row) for number, row in rows if str(row.get("split")) == wanted]
+    if not rows:
+        raise DataError(f"{path} holds no pairs.")
     queries: dict[str, str] = {}
     corpus: dict[str, str] = {}
     judgements: dict[str, dict[str, float]] = {}
-    for number, row in enumerate(rows, 1):
-        query = str(_value(row, _FIRST, path, number))
-        positive = str(_value(row, _SECOND, path, number))
+    for number, row in rows:
+        query = _text(row, _FIRST, path, number)
+        positives = _value(row, _SECOND, path, number)
         one = queries.setdefault(query, f"q{len(queries)}")
-        other = corpus.setdefault(positive, f"d{len(corpus)}")
-        judgements.setdefault(one, {})[other] = 1.0
+        for positive in positives if isinstance(positives, list) else [positives]:
+            text = _as_text(positive, path, number)
+            other = corpus.setdefault(text, f"d{len(corpus)}")
+            judgements.setdefault(one, {})[other] = 1.0
     return JudgedSet(
         {name: text for text, name in queries.items()},
         {name: text for text, name in corpus.items()},
@@ -133,12 +139,15 @@ def read_pairs(path: pathlib.Path, what: str | None = "score") -> PairSet:
             one, other = (_value(row, x, path, number) for x in (_FIRST, _SECOND))
             score = _value(row, names, path, number) if names else None
         if isinstance(one, list):  # older files of MTEB: all pairs in one row
-            first += one
-            second += other
+            lists = [x for x in (one, other, score) if x is not None]
+            if not all(isinstance(x, list) and len(x) == len(one) for x in lists):
+                raise DataError(f"{path}, row {number}: the lists of a row have one length.")
+            first += [_as_text(x, path, number) for x in one]
+            second += [_as_text(x, path, number) for x in other]
             scores += [] if score is None else [_number(x, path, number) for x in score]
             continue
-        first.append(str(one))
-        second.append(str(other))
+        first.append(_as_text(one, path, number))
+        second.append(_as_text(other, path, number))
         if score is not None:
             scores.append(_number(score, path, number))
     if not first:
@@ -150,12 +159,24 @@ def _read_semeval(path: pathlib.Path) -> PairSet:
     gold = path.with_name(path.name.replace("STS.input.", "STS.gs.", 1))
     if not gold.is_file():
         raise DataError(f"{path} needs the scores beside it: there is no {gold}.")
-    lines = [line.split("\t") for line in _read_text(path).splitlines() if line.strip()]
-    scores = _read_text(gold).splitlines()
+    lines = [line.split("\t") for line in _lines(_read_text(path))]
+    scores = _lines(_read_text(gold))
     if len(lines) != len(scores):
         raise DataError(f"{path} has {len(lines)} pairs and {gold} {len(scores)} scores.")
-    kept = [(line, float(x)) for line, x in zip(lines, scores, strict=True) if x.strip()]
-    return PairSet([x[0] for x, _ in kept], [x[1] for x, _ in kept], [x for _, x in kept])
+    first: list[str] = []
+    second: list[str] = []
+    found: list[float] = []
+    for number, (line, score) in enumerate(zip(lines, scores, strict=True), 1):
+        if not score.strip():
+            continue
+        if len(line) < 2:
+            raise DataError(f"{path}, line {number} has no tab between two texts.")
+        first.append(line[0])
+        second.append(line[1])
+        found.append(_number(score, gold, number))
+    if not first:
+        raise DataError(f"{gold} scores no pair.")
+    return PairSet(first, second, found)
 
 
 def _find(folder: pathlib.Path, name: str) -> pathlib.Path:
@@ -179,14 +200,30 @@ def _find_judgements(folder: pathlib.Path, split: str | None) -> pathlib.Path:
     if not qrels.is_dir():
         return _find(folder, "qrels")
     if list(qrels.glob("*.parquet")) and not list(qrels.glob("*.tsv")):
+        if split is not None:
+            raise DataError(f"{qrels} holds Parquet files, all of one split: leave --split out.")
         return qrels
-    found = {path.name.split(".")[0]: path for path in sorted(qrels.iterdir()) if path.is_file()}
+    found = {
+        path.name.split(".")[0]: path
+        for path in sorted(qrels.iterdir())
+        if path.is_file() and not path.name.startswith(".")
+    }
+    return found[_choose_split(found, split, qrels)]
+
+
+def _choose_split(found: Collection[str], split: str | None, where: pathlib.Path) -> str:
+    """The split that is asked for; None: the usual one, or the only one."""
     if split is None:
         split = next((x for x in ("test", "dev", "validation") if x in found), None)
         split = next(iter(found)) if split is None and len(found) == 1 else split
-    if split not in found:
-        raise DataError(f"{qrels} has no split {split!r}, only {', '.join(found) or 'nothing'}.")
-    return found[split]
+    if split is not None and split in found:
+        return split
+    if not found:
+        raise DataError(f"{where} names no splits" + (f", not {split!r} either." if split else "."))
+    listed = ", ".join(sorted(found))
+    if split is None:
+        raise DataError(f"{where} has the splits {listed}: choose one with --split.")
+    raise DataError(f"{where} has no split {split!r}, only {listed}.")
 
 
 def _texts(path: pathlib.Path) -> Iterator[tuple[str, str]]:
@@ -194,8 +231,8 @@ def _texts(path: pathlib.Path) -> Iterator[tuple[str, str]]:
     count = 0
     for number, row in enumerate(_rows(path), 1):
         name = str(_value(row, ("_id", "id", "query-id", "corpus-id"), path, number))
-        title = str(row.get("title") or "").strip()
-        text = str(_value(row, ("text", "query", "passage"), path, number)).strip()
+        title = _as_text(row.get("title") or "", path, number).strip()
+        text = _text(row, ("text", "query", "passage"), path, number).strip()
         yield name, f"{title} {text}".strip()
         count += 1
     if not count:
@@ -206,12 +243,12 @@ def _rows(path: pathlib.Path, *, headless: bool = False) -> Iterator[Any]:
     """The rows of a file: mappings, or lists where a table of text has no header."""
     if not path.exists():
         raise DataError(f"there is no {path}.")
+    if path.is_dir() and not list(path.glob("*.parquet")):
+        raise DataError(f"{path} is a folder; expected is one of {', '.join(SUFFIXES)}.")
     kind = path.name.removesuffix(".gz").rpartition(".")[2]
     if path.is_dir() or kind == "parquet":
-        import pyarrow.parquet as pq
-
         for file in sorted(path.glob("*.parquet")) if path.is_dir() else [path]:
-            yield from pq.read_table(file).to_pylist()
+            yield from _parquet_rows(file)
         return
     text = _read_text(path)
     if kind in ("jsonl", "json"):
@@ -222,14 +259,33 @@ def _rows(path: pathlib.Path, *, headless: bool = False) -> Iterator[Any]:
         raise DataError(f"{path} is none of {', '.join(SUFFIXES)}.")
 
 
+def _parquet_rows(path: pathlib.Path) -> list[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.read_table(path).to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path} cannot be read: {error}.") from error
+
+
 def _read_text(path: pathlib.Path) -> str:
-    data = path.read_bytes()
-    data = gzip.decompress(data) if path.name.endswith(".gz") else data
+    try:
+        data = path.read_bytes()
+        data = gzip.decompress(data) if path.name.endswith(".gz") else data
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read: {error}.") from error
     return data.decode("utf-8-sig", "replace")
 
 
+def _lines(text: str) -> list[str]:
+    """Lines as files have them: texts may hold other characters that Unicode calls line breaks."""
+    lines = text.replace("\r\n", "\n").split("\n")
+    return lines if lines[-1] else lines[:-1]
+
+
 def _json_rows(path: pathlib.Path, text: str) -> Iterator[Row]:
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(_lines(text), 1):
         if not line.strip():
             continue
         try:
@@ -243,36 +299,49 @@ def _json_rows(path: pathlib.Path, text: str) -> Iterator[Row]:
 
 def _table_rows(path: pathlib.Path, text: str, *, headless: bool) -> Iterator[Any]:
     """Rows by the names in the header; trec_eval's qrels and STS benchmark have none."""
-    lines = text.splitlines()
-    if not lines:
+    cells = _cells(path, text)
+    if not cells:
         return
-    tabs = "\t" in lines[0]
-    if tabs:  # sentences hold quotes that are no quoting
-        cells = [line.split("\t") for line in lines]
-    elif "," in lines[0]:
-        cells = list(csv.reader(io.StringIO(text)))
-    else:
-        cells = [line.split() for line in lines]
-    header = [name.strip() for name in cells[0]]
+    header = [name.strip() for name in cells[0][1]]
     known = {*_FIRST, *_SECOND, "query-id", "query_id", "_id", "id", "qid"}
     if known & set(header):
-        for number, row in enumerate(cells[1:], 2):
-            if len(row) < len(header):
-                if not any(row):
-                    continue
+        for number, row in cells[1:]:
+            if len(row) < len(header) or any(row[len(header) :]):
                 raise DataError(f"{path}, line {number}: {len(row)} of {len(header)} columns.")
             yield dict(zip(header, row, strict=False))
         return
-    if headless:
-        yield from cells
-        return
-    for number, row in enumerate(cells, 1):
+    for number, row in cells:
+        if headless:
+            yield row
+            continue
         if len(row) != 4:
             raise DataError(
                 f"{path}, line {number} has neither the header query-id, corpus-id, score nor the "
                 "four columns of trec_eval."
             )
         yield {"query-id": row[0], "corpus-id": row[2], "score": row[3]}
+
+
+def _cells(path: pathlib.Path, text: str) -> list[tuple[int, list[str]]]:
+    """The cells of each line that is not blank, after the line's number."""
+    lines = _lines(text)
+    if lines and "," in lines[0] and "\t" not in lines[0]:
+        cells = _csv_cells(path, text)
+    else:  # sentences hold quotes that are no quoting
+        mark = "\t" if lines and "\t" in lines[0] else None
+        cells = [(number, line.split(mark)) for number, line in enumerate(lines, 1)]
+    return [(number, row) for number, row in cells if any(cell.strip() for cell in row)]
+
+
+def _csv_cells(path: pathlib.Path, text: str) -> list[tuple[int, list[str]]]:
+    before = csv.field_size_limit(max(csv.field_size_limit(), len(text)))
+    reader = csv.reader(io.StringIO(text, newline=""))
+    try:
+        return [(reader.line_num, row) for row in reader]
+    except csv.Error as error:
+        raise DataError(f"{path}, line {reader.line_num} is no CSV: {error}.") from error
+    finally:
+        csv.field_size_limit(before)
 
 
 def _value(row: Row, names: Sequence[str], path: pathlib.Path, number: int) -> Any:
@@ -284,8 +353,21 @@ def _value(row: Row, names: Sequence[str], path: pathlib.Path, number: int) -> A
     )
 
 
+def _text(row: Row, names: Sequence[str], path: pathlib.Path, number: int) -> str:
+    return _as_text(_value(row, names, path, number), path, number)
+
+
+def _as_text(value: Any, path: pathlib.Path, number: int) -> str:
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise DataError(f"{path}, row {number}: {value!r:.60} is no text.")
+
+
 def _number(value: Any, path: pathlib.Path, number: int) -> float:
     try:
-        return float(value)
+        found = float(value)
     except (TypeError, ValueError):
-        raise DataError(f"{path}, row {number}: {value!r} is no number.") from None
+        found = math.nan
+    if not math.isfinite(found):
+        raise DataError(f"{path}, row {number}: {value!r} is no number.")
+    return found

@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from contrastive.data.cleaning import canonical_form, clip_form, lower_form
-from contrastive.errors import DataError, UserError
-from contrastive.evaluation.class_sets import shipped_templates
+from contrastive.errors import DataError, MeasureError, UserError
+from contrastive.evaluation.class_sets import read_lines, shipped_templates
 from contrastive.evaluation.measured import Measured
 from contrastive.evaluation.ranking import Ranks, rank, rank_scores
 from contrastive.geometry import normalize
@@ -50,11 +50,10 @@ def templates_of(name: str) -> tuple[str, ...]:
             f"{name!r} is no set of templates: give one of {', '.join(sorted(known))}, or a .txt "
             "file with one a line."
         )
-    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    lines = [line for line in lines if line]
+    lines = read_lines(path)
     if not lines or any("{}" not in line for line in lines):
         raise DataError(f"{path}: every line needs {{}} in the place of the class name.")
-    return tuple(lines)
+    return lines
 
 
 class ClassRows:
@@ -131,7 +130,8 @@ def classification_metrics(
       devices: The pictures are cut over them.
 
     Raises:
-      ValueError: No classes, no labelled pictures, or a label that is not among the classes.
+      MeasureError: No classes, no labelled pictures, or rows that are not finite.
+      ValueError: A label that is not among the classes.
     """
     return summarise(labels, class_labels, lambda keep: rank(
         images[keep], classes, labels[keep], class_labels, devices=devices
@@ -160,10 +160,10 @@ def summarise(
 ) -> Measured:
     """The metrics from ``ranker(indices of the labelled pictures)``."""
     if not len(class_labels):
-        raise ValueError("there are no classes to choose from.")
+        raise MeasureError("there are no classes to choose from.")
     keep = np.flatnonzero(labels >= 0)
     if not len(keep):
-        raise ValueError(f"none of the {len(labels)} pictures has a label.")
+        raise MeasureError(f"none of the {len(labels)} pictures has a label.")
     ranks, kept = ranker(keep), labels[keep]
     results = Measured()
     for k in top:

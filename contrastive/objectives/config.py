@@ -49,6 +49,11 @@ class LossConfig:
                 "config.loss.bias_init is used by 'siglip' only; config.loss.name is "
                 f"{self.name!r}."
             )
+        if self.name == "multi_positive" and not self.mask_duplicates:
+            raise ConfigError(
+                "config.loss.name = 'multi_positive' makes equal contents positives; "
+                "config.loss.mask_duplicates = False would take their ids away."
+            )
         self._check_triplet()
         if self.exchange in (None, "dense") and (self.block_rows or self.block_cols):
             raise ConfigError(
@@ -78,11 +83,6 @@ class LossConfig:
         for name in names:
             if getattr(self, name) is not None:
                 raise ConfigError(f"config.loss.{name} {why}; config.loss.name is {self.name!r}.")
-        if self.name == "multi_positive" and not self.mask_duplicates:
-            raise ConfigError(
-                "config.loss.name = 'multi_positive' makes equal contents positives; "
-                "config.loss.mask_duplicates = False would take their ids away."
-            )
 
     def check_negatives(self, negatives: int) -> None:
         """Raises :class:`ConfigError` where pairs come with ``negatives`` and the loss has no use

@@ -152,3 +152,38 @@ def test_what_cannot_be_compared_is_named(tmp_path):
     (tmp_path / "two" / "evaluation.json").write_text("{")
     with pytest.raises(UserError, match="is damaged"):
         compare_runs([tmp_path / "one", tmp_path / "two"])
+
+
+def test_damaged_results_are_named_and_do_not_stop_new_ones(tmp_path, caplog):
+    folder = tmp_path / "one"
+    write_results(folder, measured(0, 0.0))
+    good = (folder / "evaluation.npz").read_bytes()
+    for content in (b"", b"no zip", good[: len(good) // 2], good[:60] + b"????" + good[64:]):
+        (folder / "evaluation.npz").write_bytes(content)
+        with pytest.raises(UserError, match=r"evaluation\.npz is damaged"):
+            read_results(folder)
+    write_results(folder, Measured({"other/similarity/pairs": 4.0}))
+    assert "evaluation.npz is damaged" in caplog.messages[0]
+    assert {"set/geometry/alignment", "other/similarity/pairs"} <= set(read_results(folder))
+    for content in ("[1]", "{", "\udc80"):
+        (folder / "evaluation.json").write_text(content, errors="surrogateescape")
+        with pytest.raises(UserError, match=r"evaluation\.json is damaged"):
+            read_results(folder)
+    write_results(folder, measured(0, 0.0))
+    assert "set/geometry/alignment" in read_results(folder)
+
+
+def test_what_is_no_run_is_not_evaluated_on_its_own_data(tmp_path, capsys):
+    (tmp_path / "config.json").write_text('{"architectures": ["CLIPModel"]}')
+    assert main(["evaluate", str(tmp_path)]) == 2
+    assert "is not the folder of a run, which would be measured" in capsys.readouterr().err
+    assert main(["evaluate", str(tmp_path), "--task=guess", "--data=x"]) == 2
+    assert "'guess' is no task: choose from retrieval" in capsys.readouterr().err
+    assert main(["evaluate", str(tmp_path), "--task=bitext", "--data=x", "--query-prompt=a",
+                 "--without-self"]) == 2  # fmt: skip
+    assert "--without-self has no effect on the task bitext" in capsys.readouterr().err
+    assert main(["evaluate", str(tmp_path), "--task=bitext", "--data=x",
+                 f"--output={tmp_path / 'config.json'}"]) == 2  # fmt: skip
+    assert "config.json is no folder" in capsys.readouterr().err
+    assert main(["evaluate", str(tmp_path / "nowhere")]) == 2
+    assert "nowhere" in capsys.readouterr().err

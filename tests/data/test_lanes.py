@@ -1,8 +1,10 @@
 """Tars that are read one after another: the order, and copies of remote ones."""
 
+import errno
 import io
 import itertools
 import logging
+import pathlib
 import tarfile
 
 import fsspec
@@ -15,7 +17,7 @@ from contrastive.data.pipeline import BatchLoader, load_tokenizer
 from contrastive.data.shard_cache import ShardCache
 from contrastive.data.sources import open_source
 from contrastive.data.stream_config import StreamConfig
-from contrastive.errors import ConfigError
+from contrastive.errors import ConfigError, DataError
 
 SIZES = [7, 3, 12, 1, 9, 5, 8, 10, 6, 11, 4, 2]  # 78 samples
 STARTS = np.cumsum([0, *SIZES])
@@ -172,6 +174,49 @@ def test_a_copy_that_was_removed_is_fetched_anew(tars, tmp_path):
             copy.unlink()
     with pytest.raises(FileNotFoundError):
         cache.read_at("memory://lanes/none.tar", 0, 1)
+
+
+def test_tars_that_cannot_be_copied_are_read_where_they_are(tars, tmp_path, caplog, monkeypatch):
+    paths = files.expand(tars)
+    cache = ShardCache(tmp_path / "tars", most_bytes=1 << 30)
+    tried = []
+
+    def full(path, to):
+        tried.append(path)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "fetch", full)
+    for path in [*paths, *paths]:
+        assert cache.read_at(path, 512, 100) == files.read_bytes(path)[512:612]
+    assert tried == paths  # once each
+    assert len(caplog.messages) == 1
+    assert "a-0.tar cannot be copied to" in caplog.messages[0]
+    assert "No space left on device" in caplog.messages[0]
+    assert not list((tmp_path / "tars").iterdir())
+
+
+def test_a_cache_that_cannot_be_made_is_named_and_not_needed_for_local_tars(
+    tars, config_of, tmp_path, picture
+):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"config\.data\.cache takes another place"):
+        ShardCache(tmp_path / "file" / "tars", most_bytes=1)
+    for path in files.expand(tars):
+        (tmp_path / path.rpartition("/")[2]).write_bytes(files.read_bytes(path))
+    config = config_of(str(tmp_path / "a-{0..7}.tar"), stream=StreamConfig(lanes=2))
+    assert len(open_source(config, "train")) == 40
+    assert not (pathlib.Path(config.cache) / "tars").exists()
+
+
+def test_copies_of_another_process_take_room_too(tars, tmp_path):
+    paths = files.expand(tars)
+    size = len(files.read_bytes(paths[0]))
+    one, other = (ShardCache(tmp_path / "tars", most_bytes=2 * size) for _ in range(2))
+    one.read_at(paths[0], 0, 10)
+    one.read_at(paths[1], 0, 10)
+    for path in (paths[0], paths[1], paths[2]):
+        other.read_at(path, 0, 10)
+    assert len(list((tmp_path / "tars").iterdir())) == 2
 
 
 def test_lanes_go_on_over_windows_in_order():

@@ -157,6 +157,21 @@ def test_negatives_by_key_from_a_file(tmp_path):
         open_source(config, "train")
 
 
+def test_a_file_of_negatives_whose_keys_are_those_of_no_pair_is_not_trained_on(
+    open_loader, tmp_path
+):
+    plain = [{k: v for k, v in row.items() if k != "negatives"} for row in ROWS]
+    more = [{"key": "other 1", "negatives": ["far"]}]
+    fields = FieldsConfig(negatives_file=jsonl(tmp_path / "more.jsonl", more), held_out_share=0.0)
+    config = dataclasses.replace(
+        CONFIG, source=jsonl(tmp_path / "a.jsonl", plain), fields=fields, negatives=1
+    )
+    with pytest.raises(DataError, match=r"none of the 12 pairs comes with .*the keys in"):
+        open_loader(open_source(config, "train"), config)
+    jsonl(tmp_path / "more.jsonl", [*more, {"key": "q1", "negatives": ["far"]}])
+    open_loader(open_source(config, "train"), config)
+
+
 def test_passages_as_retrieval_sets_write_them(tmp_path):
     rows = [
         {

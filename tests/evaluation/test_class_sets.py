@@ -46,6 +46,18 @@ def test_labels_are_found_by_name_key_or_number():
     np.testing.assert_array_equal(class_set("cifar100").labels_of(["aquarium_fish"]), [1])
     with pytest.raises(DataError, match=r"'cta' is none of the 10 .* did you mean 'cat'"):
         cifar.labels_of(["cta"])
+    with pytest.raises(DataError, match=r"nor a key\. --classes takes"):
+        cifar.labels_of(["zzzzzz"])
+
+
+def test_a_number_that_is_another_classs_name_is_not_guessed(tmp_path):
+    (tmp_path / "houses.txt").write_text("1\n2\n3\n")
+    with pytest.raises(DataError, match="'1' is the number of one class of houses and the name"):
+        class_set(str(tmp_path / "houses.txt")).labels_of(["1"])
+    (tmp_path / "digits.txt").write_text("0\n1\n2\n")
+    assert class_set(str(tmp_path / "digits.txt")).labels_of(["1"])[0] == 1
+    (tmp_path / "keys.json").write_text('{"1": "1", "2": "2"}')
+    assert class_set(str(tmp_path / "keys.json")).labels_of(["1"])[0] == 0
 
 
 def test_D04_a_name_that_two_classes_share_does_not_tell_which():
@@ -61,6 +73,8 @@ def test_D04_a_name_that_two_classes_share_does_not_tell_which():
     ("name", "text", "keys"),
     [
         ("a.txt", "cat\n\ndog\n", ()),
+        ("e.txt", "\ufeffcat\r\ndog\r\n", ()),
+        ("f.json", '\ufeff["cat", "dog"]', ()),
         ("b.json", '["cat", "dog"]', ()),
         ("c.json", '{"x1": "cat", "x2": "dog"}', ("x1", "x2")),
         ("d.json", '{"names": ["cat", "dog"], "keys": ["x1", "x2"]}', ("x1", "x2")),
@@ -82,8 +96,13 @@ def test_what_is_no_set_is_named(tmp_path):
         ("x.json", "{", "is not JSON"),
         ("x.json", "[1, 2]", "expected a list of names"),
         ("x.json", '{"names": ["a"], "keys": ["b", "c"]}', "1 names and 2 keys"),
+        ("x.json", '{"names": "cat"}', "expected a list of names"),
+        ("x.json", '{"names": 5}', "expected a list of names"),
+        ("x.json", '{"names": ["a"], "keys": [1]}', "expected a list of names"),
+        ("x.json", "5", "expected a list of names"),
+        ("x.txt", "caf\xe9\n", "is not UTF-8"),
     ):
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_text(text, encoding="latin-1")
         with pytest.raises(DataError, match=message):
             class_set(str(tmp_path / name))
 
@@ -91,7 +110,7 @@ def test_what_is_no_set_is_named(tmp_path):
 def test_templates_by_name_or_file(tmp_path):
     assert templates_of("plain") == ("{}",)
     assert len(templates_of("cifar10")) == 18
-    (tmp_path / "mine.txt").write_text("a {}\nthe {}.\n")
+    (tmp_path / "mine.txt").write_text("\ufeffa {}\r\nthe {}.\n")
     assert templates_of(str(tmp_path / "mine.txt")) == ("a {}", "the {}.")
     (tmp_path / "bad.txt").write_text("a cat\n")
     with pytest.raises(DataError, match="every line needs"):

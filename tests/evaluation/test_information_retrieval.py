@@ -88,6 +88,8 @@ def test_what_is_not_in_the_corpus_counts_as_never_found():
 def test_judgements_of_other_queries_are_an_error():
     with pytest.raises(DataError, match=r"1 judged queries .* 'z'"):
         Relevance.from_judgements({"z": {"x": 1}}, ["a"], ["x"])
+    with pytest.raises(DataError, match="none of the 2 right items is among the 1 items"):
+        Relevance.from_judgements({"a": {"x": 1, "y": 2}}, ["a"], ["X"])
     empty = Relevance.from_judgements({"a": {"x": 0}}, ["a"], ["x"])
     rows = np.eye(1, dtype=np.float32)
     with pytest.raises(DataError, match="none of the 1 queries"):

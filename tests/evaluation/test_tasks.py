@@ -30,13 +30,16 @@ class ColourModel:
 
     def __init__(self) -> None:
         self.pictures = 0
+        self.roles: list[str] = []
 
     def encode_image(self, images) -> np.ndarray:
         self.pictures += len(images)
         rows = [np.asarray(x.convert("RGB"), np.float32).mean(axis=(0, 1)) for x in images]
         return np.stack([colour_row(row) for row in rows])
 
-    def encode_text(self, texts) -> np.ndarray:
+    def encode_text(self, texts, *, role="query") -> np.ndarray:
+        self.roles.append(role)
+
         def row(text: str) -> np.ndarray:
             known = [word for word in text.replace(".", " ").split() if word in NAMES]
             return colour_row(COLOURS[NAMES.index(known[0])] if known else (90, 90, 90))
@@ -109,7 +112,9 @@ def test_retrieval_over_judged_texts(tmp_path):
     (tmp_path / "queries.jsonl").write_text("\n".join(queries))
     judged = "".join(f"d{i}\td{i}\t1\nd{i}\td{(i + 1) % 6}\t1\n" for i in range(6))
     (tmp_path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + judged)
-    got = run_tasks(ColourModel(), ["information_retrieval"], options(tmp_path))
+    model = ColourModel()
+    got = run_tasks(model, ["information_retrieval"], options(tmp_path))
+    assert model.roles == ["query", "passage"]
     assert got["colours/information_retrieval/mrr@10"] == 1.0
     assert got["colours/information_retrieval/success@1"] == 1.0
     own = run_tasks(ColourModel(), ["information_retrieval"], options(tmp_path, without_self=True))
@@ -127,7 +132,9 @@ def test_pairs_of_texts(tmp_path):
     rows = [{"sentence1": a, "sentence2": b, "score": s, "label": int(s > 2)} for a, b, s in pairs]
     path = tmp_path / "sts.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    got = run_tasks(ColourModel(), ["similarity", "pair_classification"], options(path))
+    model = ColourModel()
+    got = run_tasks(model, ["similarity", "pair_classification"], options(path))
+    assert set(model.roles) == {"query"}  # neither text of a pair is searched for
     assert got["colours/similarity/spearman"] > 0.5
     assert got["colours/pair_classification/average_precision"] > 0.5
     assert got.each["colours/similarity/spearman"].shape == (2, 4)
@@ -149,6 +156,10 @@ def test_options_without_effect_are_errors(pictures):
         run_tasks(ColourModel(), ["nothing"], options(pictures))
     with pytest.raises(UserError, match="needs --classes"):
         run_tasks(ColourModel(), ["zero_shot"], options(pictures))
+    path = pictures / "pairs.jsonl"
+    path.write_text('{"query": "red", "positive": "a red thing"}\n')
+    with pytest.raises(DataError, match=r"no query of .* has the name of a passage"):
+        run_tasks(ColourModel(), ["information_retrieval"], options(path, without_self=True))
     with pytest.raises(DataError, match="'red' is none of the 10 classes of cifar10"):
         run_tasks(ColourModel(), ["zero_shot"], options(pictures, classes="cifar10"))
 
@@ -216,3 +227,55 @@ def test_names_of_sets():
         ("tfds:cifar10", "cifar10"),
     ):
         assert TaskOptions(data=data).title == title
+
+
+def test_the_content_of_a_set_is_what_is_compared(tmp_path):
+    """Files of pairs have no names of their own: sets of one size are still told apart."""
+
+    def content(rows):
+        path = tmp_path / "pairs.jsonl"
+        keys = ("query", "positive")
+        path.write_text(
+            "".join(json.dumps(dict(zip(keys, row, strict=True))) + "\n" for row in rows)
+        )
+        got = run_tasks(ColourModel(), ["information_retrieval"], options(path))
+        return got["colours/information_retrieval/content"]
+
+    first = [("red", "a red thing"), ("blue", "a blue thing")]
+    assert content(first) == content(first)
+    assert content(first) != content([("red", "a red thing"), ("green", "a green thing")])
+    judged = [("red", "a red thing"), ("blue", "a red thing"), ("red", "a blue thing")]
+    assert content(first) != content(judged)
+
+
+def test_equal_captions_do_not_make_equal_sets():
+    def content(shade):
+        records = [(solid((200, 0, 0), i + shade), "red") for i in range(3)]
+        return encode_source(ColourModel(), picture_source(records)).content
+
+    assert content(0) == content(0) != content(5)
+
+
+def test_data_without_a_split_to_measure_on_says_so(pictures):
+    (pictures / "test.parquet").unlink()
+    with pytest.raises(DataError, match="has no split to measure on, neither test nor validation"):
+        run_tasks(ColourModel(), ["geometry"], options(pictures))
+
+
+class BrokenModel(ColourModel):
+    """Gives NaN, as a diverged or badly imported model does."""
+
+    def encode_image(self, images):
+        return super().encode_image(images) * np.float32(np.nan)
+
+    def encode_text(self, texts, *, role="query"):
+        return super().encode_text(texts, role=role) * np.float32(np.nan)
+
+
+@pytest.mark.parametrize(
+    "task", ["retrieval", "zero_shot", "knn", "linear_probe", "few_shot", "geometry"]
+)
+def test_rows_of_nan_are_one_sentence(pictures, task):
+    more = {"classes": str(pictures / "names.json")} if task == "zero_shot" else {}
+    with pytest.raises(UserError, match="is not finite"):
+        run_tasks(BrokenModel(), [task], options(pictures, **more))

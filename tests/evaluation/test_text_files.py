@@ -144,3 +144,85 @@ def test_damaged_pairs_are_named(tmp_path):
     (tmp_path / "STS.input.x.txt").write_text("a\tb\n")
     with pytest.raises(DataError, match="needs the scores beside it"):
         read_pairs(tmp_path / "STS.input.x.txt")
+
+
+def test_texts_may_hold_what_unicode_calls_line_breaks(tmp_path):
+    text = "one\u2028two\x85three\x0cfour"
+    row = {"sentence1": text, "sentence2": "b", "score": 1}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\r\n")
+    (tmp_path / "a.tsv").write_text(f"sentence1\tsentence2\tscore\r\n{text}\tb\t1\r\n\r\n")
+    (tmp_path / "a.csv").write_text(f"\ufeffsentence1,sentence2,score\n{text},b,1\n")
+    (tmp_path / "STS.input.a.txt").write_text(f"{text}\tb\n")
+    (tmp_path / "STS.gs.a.txt").write_text("1\n")
+    for name in ("a.jsonl", "a.tsv", "a.csv", "STS.input.a.txt"):
+        assert read_pairs(tmp_path / name).first == [text]
+
+
+def test_long_passages_in_csv(tmp_path):
+    (tmp_path / "a.csv").write_text("sentence1,sentence2,score\n" + "x" * 200_000 + ",b,1\n")
+    assert len(read_pairs(tmp_path / "a.csv").first[0]) == 200_000
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.jsonl.gz", b"no gzip", "cannot be read"),
+        ("a.jsonl.gz", gzip.compress(b"{}" * 99)[:-9], "cannot be read"),
+        ("a.parquet", b"no parquet", "cannot be read"),
+        ("a.jsonl", b'{"sentence1": "a", "sentence2": "b", "score": NaN}', "nan is no number"),
+        ("a.jsonl", b'{"sentence1": ["a"], "sentence2": "b", "score": [1]}', "lists of a row"),
+        ("a.jsonl", b'{"sentence1": ["a"], "sentence2": ["b"], "score": 1}', "lists of a row"),
+        ("a.tsv", b"sentence1\tsentence2\tscore\na\tb\t1\tc\n", "line 2: 4 of 3 columns"),
+        ("STS.input.x.txt", b"a\n", "line 1 has no tab"),
+        ("STS.input.y.txt", b"a\tb\n", "row 1: 'x' is no number"),
+    ],
+)  # fmt: skip
+def test_damaged_files_are_one_sentence(tmp_path, name, content, words):
+    (tmp_path / name).write_bytes(content)
+    (tmp_path / "STS.gs.x.txt").write_text("1\n")
+    (tmp_path / "STS.gs.y.txt").write_text("x\n")
+    with pytest.raises(DataError, match=words):
+        read_pairs(tmp_path / name)
+
+
+def test_a_split_is_never_silently_another(tmp_path, beir):
+    jsonl(tmp_path / "plain.jsonl", [{"query": "cat", "positive": "it purrs"}])
+    with pytest.raises(DataError, match="names no splits, not 'train' either"):
+        read_judged(tmp_path / "plain.jsonl", "train")
+    rows = [{"query": x, "positive": x, "split": x} for x in ("train", "extra")]
+    jsonl(tmp_path / "splits.jsonl", rows)
+    with pytest.raises(DataError, match="has the splits extra, train: choose one with --split"):
+        read_judged(tmp_path / "splits.jsonl")
+    jsonl(tmp_path / "one.jsonl", rows[:1])
+    assert list(read_judged(tmp_path / "one.jsonl").queries.values()) == ["train"]
+    jsonl(tmp_path / "late.jsonl", [rows[1], {"query": "cat", "split": "train"}])
+    with pytest.raises(DataError, match="row 2 has none of the columns"):
+        read_judged(tmp_path / "late.jsonl", "train")
+    (beir / "qrels" / ".DS_Store").write_text("x")
+    (beir / "qrels" / "test.tsv").unlink()
+    (beir / "qrels" / "dev.tsv").write_text("query-id\tcorpus-id\tscore\n\nq2\td2\t1\n\n")
+    assert read_judged(beir).queries == {"q2": "not judged"}
+    for file in (beir / "qrels").iterdir():
+        file.unlink()
+    pq.write_table(
+        pa.table({"query-id": ["q1"], "corpus-id": ["d1"]}), beir / "qrels" / "train-0.parquet"
+    )
+    with pytest.raises(DataError, match="leave --split out"):
+        read_judged(beir, "dev")
+
+
+def test_pairs_with_several_positives_and_the_names_that_training_knows(tmp_path):
+    rows = [
+        {"question": "cat", "positives": ["it purrs", "a pet"]},
+        {"question": "dog", "positives": ["a pet"]},
+    ]
+    jsonl(tmp_path / "pairs.jsonl", rows)
+    found = read_judged(tmp_path / "pairs.jsonl")
+    assert list(found.corpus.values()) == ["it purrs", "a pet"]
+    assert found.judgements == {"q0": {"d0": 1.0, "d1": 1.0}, "q1": {"d1": 1.0}}
+    jsonl(tmp_path / "pairs.jsonl", [{"question": ["cat"], "positives": ["a pet"]}])
+    with pytest.raises(DataError, match=r"row 1: \['cat'\] is no text"):
+        read_judged(tmp_path / "pairs.jsonl")
+    jsonl(tmp_path / "pairs.jsonl", [{"query": "cat", "positive": {"text": "a pet"}}])
+    with pytest.raises(DataError, match="is no text"):
+        read_judged(tmp_path / "pairs.jsonl")

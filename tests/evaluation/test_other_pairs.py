@@ -1,0 +1,77 @@
+"""Pairs of texts and of views: what belongs together, and what repeats."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from contrastive.data.config import DataConfig, FieldsConfig
+from contrastive.errors import DataError
+from contrastive.evaluation.measured import Measured
+from contrastive.evaluation.other_pairs import load_pairs
+from contrastive.evaluation.retrieval import retrieval_metrics
+from contrastive.evaluation.table import format_table
+
+
+class Pixels:
+    """A model whose embedding of a picture is its pixels, of a text the letters in it."""
+
+    def encode_image(self, images):
+        rows = np.asarray(images, np.float32).reshape(len(images), -1) + 1
+        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+    def encode_text(self, texts, *, role):
+        rows = np.array([[t.count(chr(97 + i)) for i in range(26)] for t in texts], np.float32)
+        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def noise(seed: int) -> bytes:
+    out = io.BytesIO()
+    pixels = np.random.default_rng(seed).integers(0, 256, (8, 8, 3), np.uint8)
+    Image.fromarray(pixels).save(out, "png")
+    return out.getvalue()
+
+
+def views_of(folder, pictures):
+    for split, contents in (("train", [noise(99)]), ("test", pictures)):
+        (folder / split).mkdir()
+        for i, content in enumerate(contents):
+            (folder / split / f"{i}.png").write_bytes(content)
+    config = DataConfig(source=str(folder / "{split}"), pairs="views", image_size=8)
+    return next(one for one in load_pairs(config, most=100) if one.name == "test")
+
+
+def test_equal_pictures_are_no_rivals(tmp_path):
+    found = views_of(tmp_path, [noise(0), noise(1), noise(0), b"broken", noise(2)])
+    np.testing.assert_array_equal(found.query_ids, [0, 1, 0, 2])
+    got = found.measure(Pixels(), retrieval_metrics)
+    assert got["image_to_image/recall@1"] == 1.0
+    assert got["image_to_image/gallery"] == 4
+
+
+def test_a_split_of_broken_pictures_is_one_sentence(tmp_path):
+    with pytest.raises(DataError, match="none of the 2 pictures of the split 'test'"):
+        views_of(tmp_path, [b"broken", b"also"])
+
+
+def test_texts_that_repeat_count_once_and_belong_together(tmp_path):
+    rows = [("ab", "aab"), ("cd", "ccd"), ("AB", "abb"), ("cd", "ccd"), ("xy", "")]
+    for split in ("train", "test"):
+        lines = [json.dumps({"query": q, "positive": p}) + "\n" for q, p in rows]
+        (tmp_path / f"{split}.jsonl").write_text("".join(lines))
+    fields = FieldsConfig(held_out_share=0.0)
+    config = DataConfig(
+        source=str(tmp_path / "{split}.jsonl"), pairs="texts", fields=fields, max_bad_share=0.5
+    )
+    test, train = load_pairs(config, most=100)
+    assert (test.name, train.name) == ("test", "train")
+    assert (test.queries, test.positives) == (["ab", "cd"], ["aab", "ccd", "abb"])
+    np.testing.assert_array_equal(test.query_ids, [0, 1])
+    np.testing.assert_array_equal(test.positive_ids, [0, 1, 0])
+    got = test.measure(Pixels(), retrieval_metrics)
+    assert got["query_to_positive/recall@1"] == got["positive_to_query/recall@1"] == 1.0
+    table = format_table(Measured().add(got, "test"))
+    assert "uniformity, images or queries" in table
+    assert f"{got['geometry/uniformity_queries']:.2f}".replace("-", "−") in table
