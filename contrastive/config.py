@@ -118,7 +118,9 @@ def _convert_union(choices: tuple[Any, ...], value: Any, path: str) -> Any:
     if len(choices) == 1:
         return _convert(choices[0], value, path)
     kinds = {choice.kind: choice for choice in choices}
-    kind = value.get("kind") if isinstance(value, (Mapping, ConfigDict)) else value
+    # Without a word about it the first kind is meant, which is the field's default.
+    first = choices[0].kind
+    kind = value.get("kind", first) if isinstance(value, (Mapping, ConfigDict)) else value
     if kind not in kinds:
         raise ConfigError(
             f"{path}.kind = {kind!r} is not one of {', '.join(map(repr, kinds))}"

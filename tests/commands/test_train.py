@@ -81,7 +81,9 @@ def test_A17_the_logged_scale_is_not_its_logarithm(tiny, tmp_path):
     np.testing.assert_allclose(first["temperature"], 0.07, rtol=1e-6)
 
 
-@pytest.mark.parametrize("loss", ["clip", "siglip", "info_nce"])
+@pytest.mark.parametrize(
+    "loss", ["clip", "siglip", pytest.param("info_nce", marks=pytest.mark.slow)]
+)
 def test_resuming_equals_never_having_stopped_to_the_last_bit(tiny, tmp_path, loss):
     tiny.loss = {"name": loss}
     tiny.average_decay = 0.9

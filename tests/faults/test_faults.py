@@ -34,6 +34,7 @@ def once(tmp_path):
     return fault
 
 
+@pytest.mark.slow
 def test_kills_and_aborts_are_survived_under_the_supervisor(
     new_run, tiny_faulty, whole, once, tried
 ):
