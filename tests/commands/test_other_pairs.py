@@ -133,7 +133,7 @@ def test_a_run_on_views_and_its_use(views, tmp_path):
         model.encode_text("a red circle")
 
 
-@pytest.mark.parametrize("version", ["queue", "symmetric"])
+@pytest.mark.parametrize("version", ["queue", pytest.param("symmetric", marks=pytest.mark.slow)])
 def test_a_momentum_encoder_is_a_part_of_the_checkpoint(views, tmp_path, version):
     views.loss = {"name": "info_nce"}
     if version == "queue":

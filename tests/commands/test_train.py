@@ -82,7 +82,8 @@ def test_A17_the_logged_scale_is_not_its_logarithm(tiny, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "loss", ["clip", "siglip", pytest.param("info_nce", marks=pytest.mark.slow)]
+    "loss",
+    ["clip", *(pytest.param(name, marks=pytest.mark.slow) for name in ("siglip", "info_nce"))],
 )
 def test_resuming_equals_never_having_stopped_to_the_last_bit(tiny, tmp_path, loss):
     tiny.loss = {"name": loss}

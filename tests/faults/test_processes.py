@@ -27,6 +27,7 @@ def losses(run):
     return [line["loss"] for line in run.lines()]
 
 
+@pytest.mark.slow
 def test_E16_a_signal_to_one_of_two_stops_both_at_a_step_and_one_goes_on_alone(
     new_run, tiny_faulty, whole, tried
 ):
