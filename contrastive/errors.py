@@ -34,3 +34,10 @@ class CheckpointError(UserError):
 
 class WeightsError(UserError):
     """A file of weights is missing, damaged, unsafe, or of a model that is not known here."""
+
+
+def first_line(error: BaseException, most: int = 200) -> str:
+    """What an error of a library says in its first line, for a sentence of ours: at most so many
+    characters, without the full stop; its type where it says nothing."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:most].rstrip(".")

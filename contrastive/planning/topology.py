@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from contrastive.errors import ConfigError
+from contrastive.errors import ConfigError, first_line
 from contrastive.planning import gpu
 from contrastive.planning.chips import CHIPS, Chip
 from contrastive.planning.quiet import silenced
@@ -102,7 +102,7 @@ def _tpu(name: str, chip: Chip, sizes: tuple[int, ...], slices: int) -> Topology
     except Exception as error:  # the plugin raises bare exceptions
         raise ConfigError(
             f"--topology={name}: the TPU compiler knows no {chip.name} of {shape} chips "
-            f"({_first_line(error)})."
+            f"({first_line(error, 160)})."
         ) from error
     devices = list(found.devices)
     return Topology(name, chip, devices, chip.capacity_bytes, len(devices) // slices)
@@ -125,8 +125,3 @@ def _set_tpu_environment() -> None:
     }
     for key, value in wanted.items():
         os.environ.setdefault(key, value)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:160].rstrip(".") if lines else type(error).__name__

@@ -36,7 +36,7 @@ def _stages(config: ResNetConfig) -> list[tuple[int, int, int, bool]]:
     out, inputs = [], config.stem
     for i, (outputs, depth) in enumerate(zip(config.widths, config.depths, strict=True)):
         for j in range(depth):
-            stride = 1 if j else config.first_stride if i == 0 else 2
+            stride = config.stride(i, j)
             convolutions = 3 if config.block == "bottleneck" else 2
             out.append((i, j, convolutions, inputs != outputs or stride != 1))
             inputs = outputs

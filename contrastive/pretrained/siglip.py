@@ -93,10 +93,17 @@ def pool_rules(ours: str, theirs: str) -> list[Rule]:
 def _rules(settings: Description) -> list[Rule]:
     image = settings.model.image
     assert isinstance(image, VisionTransformerConfig)
-    vision = "vision_model."
-    patch = f"{vision}embeddings.patch_embedding"
+    patch = "vision_model.embeddings.patch_embedding"
     return [
         *layouts.patches("image/patches", patch, image.patch_size, bias=True),
+        *rules_behind_patches(),
+    ]
+
+
+def rules_behind_patches() -> list[Rule]:
+    """What the families of SigLIP have in common: all but the patches."""
+    vision = "vision_model."
+    return [
         Rule("image/positions", f"{vision}embeddings.position_embedding.weight"),
         *layouts.blocks(
             "image/transformer/blocks", f"{vision}encoder.layers.{{}}.", huggingface.BLOCK
@@ -110,6 +117,21 @@ def _rules(settings: Description) -> list[Rule]:
     ]
 
 
+def text_config(
+    settings: Description, text: TextTransformerConfig, model_type: str
+) -> dict[str, Any]:
+    """The configuration of the text tower."""
+    return huggingface.shape_of(text) | {
+        "model_type": model_type,
+        "vocab_size": settings.vocabulary_size,
+        "max_position_embeddings": text.length or settings.data.text_length,
+        "projection_size": settings.model.embedding_dim,
+        "eos_token_id": settings.end_id,
+        "pad_token_id": settings.pad_id,
+        "bos_token_id": settings.begin_id,
+    }
+
+
 def _files(settings: Description) -> dict[str, dict[str, Any]]:
     image, text = settings.model.image, settings.model.text
     if not isinstance(image, VisionTransformerConfig) or not isinstance(
@@ -121,16 +143,7 @@ def _files(settings: Description) -> dict[str, dict[str, Any]]:
             "architectures": ["SiglipModel"],
             "model_type": "siglip",
             "torch_dtype": "float32",
-            "text_config": huggingface.shape_of(text)
-            | {
-                "model_type": "siglip_text_model",
-                "vocab_size": settings.vocabulary_size,
-                "max_position_embeddings": text.length or settings.data.text_length,
-                "projection_size": settings.model.embedding_dim,
-                "eos_token_id": settings.end_id,
-                "pad_token_id": settings.pad_id,
-                "bos_token_id": settings.begin_id,
-            },
+            "text_config": text_config(settings, text, "siglip_text_model"),
             "vision_config": huggingface.shape_of(image)
             | {
                 "model_type": "siglip_vision_model",

@@ -7,7 +7,7 @@ from contrastive.data.config import DataConfig
 from contrastive.data.picture_config import ResizeConfig
 from contrastive.errors import WeightsError
 from contrastive.objectives import LossConfig
-from contrastive.pretrained import clip, huggingface, layouts, siglip
+from contrastive.pretrained import huggingface, layouts, siglip
 from contrastive.pretrained.families import Description, Family
 from contrastive.pretrained.mapping import Rule
 from contrastive.pretrained.source import Settings, Source
@@ -66,19 +66,9 @@ def _describe(source: Source) -> Description:
 
 
 def _rules(settings: Description) -> list[Rule]:
-    vision = "vision_model."
     return [
-        *layouts.linear("image/patches", f"{vision}embeddings.patch_embedding"),
-        Rule("image/positions", f"{vision}embeddings.position_embedding.weight"),
-        *layouts.blocks(
-            "image/transformer/blocks", f"{vision}encoder.layers.{{}}.", huggingface.BLOCK
-        ),
-        *layouts.norm("image/norm", f"{vision}post_layernorm"),
-        *siglip.pool_rules("image/head", f"{vision}head"),
-        *clip.text_rules(),
-        *layouts.linear("text/projection", "text_model.head"),
-        Rule("log_scale", "logit_scale", layouts.ONE),
-        Rule("bias", "logit_bias", layouts.ONE),
+        *layouts.linear("image/patches", "vision_model.embeddings.patch_embedding"),
+        *siglip.rules_behind_patches(),
     ]
 
 
@@ -91,16 +81,7 @@ def _files(settings: Description) -> dict[str, dict[str, Any]]:
             "architectures": ["Siglip2Model"],
             "model_type": "siglip2",
             "torch_dtype": "float32",
-            "text_config": huggingface.shape_of(text)
-            | {
-                "model_type": "siglip2_text_model",
-                "vocab_size": settings.vocabulary_size,
-                "max_position_embeddings": text.length or data.text_length,
-                "projection_size": settings.model.embedding_dim,
-                "eos_token_id": settings.end_id,
-                "pad_token_id": settings.pad_id,
-                "bos_token_id": settings.begin_id,
-            },
+            "text_config": siglip.text_config(settings, text, "siglip2_text_model"),
             "vision_config": huggingface.shape_of(image)
             | {
                 "model_type": "siglip2_vision_model",

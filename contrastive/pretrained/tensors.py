@@ -16,7 +16,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from contrastive.errors import WeightsError
+from contrastive.errors import WeightsError, first_line
 from contrastive.pretrained.torch_file import read_torch
 from contrastive.pretrained.zips import open_zip, read_entry
 
@@ -49,7 +49,7 @@ def read_tensors(path: pathlib.Path) -> Tensors:
     except (WeightsError, PermissionError):
         raise
     except Exception as error:  # the decoders of hostile files raise whatever they like
-        raise WeightsError(f"{path} is damaged: {_first_line(error)}.") from error
+        raise WeightsError(f"{path} is damaged: {first_line(error)}.") from error
     raise WeightsError(
         f"{path} holds no weights: it is neither safetensors nor a zip file of PyTorch or NumPy."
     )
@@ -76,7 +76,7 @@ def _safetensors(path: pathlib.Path) -> Tensors:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except AttributeError as error:  # eight bits a number, for example
         raise WeightsError(
-            f"{path} holds numbers of a kind that is not read here: {_first_line(error)}."
+            f"{path} holds numbers of a kind that is not read here: {first_line(error)}."
         ) from error
 
 
@@ -136,8 +136,3 @@ def _members(archive: zipfile.ZipFile, path: pathlib.Path) -> Iterator[tuple[str
         values = np.frombuffer(data[len(data) - size :], dtype)
         name = info.filename.removesuffix(".npy")
         yield name, values.reshape(shape, order="F" if by_columns else "C")
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:200].rstrip(".")

@@ -54,6 +54,13 @@ class ResNetConfig:
         """Pixels of the picture over places that leave the last stage, along a side."""
         return 4 * self.first_stride * 2 ** (len(self.widths) - 1)
 
+    def stride(self, stage: int, block: int) -> int:
+        """Of a block: the first of each stage shrinks the picture, that of the first by
+        ``first_stride``."""
+        if block:
+            return 1
+        return 2 if stage else self.first_stride
+
 
 class Normalisation(nnx.Module):
     """Batch normalisation with fixed statistics: ``(x − mean) / sqrt(variance + ε) · scale +
@@ -247,7 +254,7 @@ def _stages(config: ResNetConfig, rngs: nnx.Rngs) -> list[list[ResidualBlock]]:
     for i, (outputs, depth) in enumerate(zip(config.widths, config.depths, strict=True)):
         stage = []
         for j in range(depth):
-            stride = 1 if j else config.first_stride if i == 0 else 2
+            stride = config.stride(i, j)
             stage.append(ResidualBlock(config, inputs, outputs, stride=stride, rngs=rngs))
             inputs = outputs
         stages.append(stage)

@@ -17,7 +17,7 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
-from contrastive.errors import CheckpointError, ConfigError
+from contrastive.errors import CheckpointError, ConfigError, first_line
 from contrastive.processes import Processes
 
 Notify = Callable[[str], None]
@@ -133,7 +133,7 @@ class Checkpointer:
             try:
                 restored = _read(self._folder / str(step), target)
             except Exception as error:  # any damage: the reason is reported and the next is tried
-                reason = _first_line(error) or "unknown"
+                reason = first_line(error) or "unknown"
             reasons = self._processes.gather(reason, f"reading checkpoint {step}")
             reason = next((r for r in reasons if r), "")
             if restored is None or reason:
@@ -195,7 +195,7 @@ class Checkpointer:
             )
         except Exception as error:
             raise CheckpointError(
-                f"writing checkpoint {step} to {self._folder} failed ({_first_line(error)})."
+                f"writing checkpoint {step} to {self._folder} failed ({first_line(error)})."
             ) from error
 
     def _judged(self, metrics: Mapping[str, float]) -> dict[str, float] | None:
@@ -225,7 +225,7 @@ class Checkpointer:
             self._manager.check_for_errors()
         except Exception as error:
             raise CheckpointError(
-                f"writing a checkpoint to {self._folder} failed ({_first_line(error)}); the last "
+                f"writing a checkpoint to {self._folder} failed ({first_line(error)}); the last "
                 f"good one is {self.last_good()}."
             ) from error
 
@@ -242,7 +242,7 @@ class Checkpointer:
             try:
                 manager.close()
             except Exception as error:
-                self._notify(f"The last checkpoint was not written ({_first_line(error)}).")
+                self._notify(f"The last checkpoint was not written ({first_line(error)}).")
 
 
 def list_steps(folder: pathlib.Path) -> list[int]:
@@ -273,7 +273,7 @@ def read_parameters(
         try:
             return _read_partial(folder / str(step), {name: target})[name]
         except Exception as error:
-            notify(f"Skipping checkpoint {step}: it is damaged ({_first_line(error)}).")
+            notify(f"Skipping checkpoint {step}: it is damaged ({first_line(error)}).")
     raise CheckpointError(f"there is no readable checkpoint in {folder}.")
 
 
@@ -302,11 +302,6 @@ def _set_aside(path: pathlib.Path) -> None:
     if target.exists():
         shutil.rmtree(target)
     path.rename(target)
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:200].rstrip(".")
 
 
 def abstract(tree: Any) -> Any:
