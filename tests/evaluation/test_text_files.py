@@ -167,7 +167,7 @@ def test_long_passages_in_csv(tmp_path):
     ("name", "content", "words"),
     [
         ("a.jsonl.gz", b"no gzip", "cannot be read"),
-        ("a.jsonl.gz", gzip.compress(b"{}" * 99)[:-9], "cannot be read"),
+        ("a.jsonl.gz", gzip.compress(b"{}" * 99, mtime=0)[:-9], "cannot be read"),
         ("a.parquet", b"no parquet", "cannot be read"),
         ("a.jsonl", b'{"sentence1": "a", "sentence2": "b", "score": NaN}', "nan is no number"),
         ("a.jsonl", b'{"sentence1": ["a"], "sentence2": "b", "score": [1]}', "lists of a row"),
