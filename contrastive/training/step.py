@@ -25,6 +25,7 @@ def make_train_step(
     *,
     seed: int,
     average_decay: float | None,
+    schedule: optax.Schedule | None = None,
     frozen: Callable[[Any], Any] | None = None,
     accumulate: int = 1,
     momentum: Momentum | None = None,
@@ -41,6 +42,8 @@ def make_train_step(
       optimizer: The whole chain.
       seed: Of the randomness inside the step.
       average_decay: Of the moving average; None: none is kept.
+      schedule: Learning rate by batches done, for the metrics. (Computed here and not by the host,
+        whose own small programs would wait in the devices' queue behind the next step.)
       frozen: ``frozen(parameters)`` is True for those that do not learn: nothing is computed for
         their gradients, and their moving average stays where it is.
       accumulate: Batches to an update, as in the optimizer.
@@ -65,6 +68,8 @@ def make_train_step(
         )
         with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer powers
             updates, moments = optimizer.update(gradient, state.optimizer, state.parameters)
+            if schedule is not None:
+                metrics["learning_rate"] = jnp.asarray(schedule(state.step), jnp.float32)
         parameters = optax.apply_updates(state.parameters, updates)
         average = state.average
         if average_decay is not None:
