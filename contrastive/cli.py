@@ -259,6 +259,12 @@ def _add_evaluate(commands: Any) -> None:
         default=None,
         help="leave the passage of the query's own name out",
     )
+    evaluate.add_argument(
+        "--pooler",
+        metavar="NAME",
+        help="measure with another pooling of texts beside the model's own: mean, max, cls, last, "
+        "weighted_mean; or with its training head: head",
+    )
     evaluate.add_argument("--most", type=int, metavar="N", help="at most so many pictures")
     evaluate.add_argument(
         "--shots", type=int, nargs="+", metavar="K", help="examples a class (1 5 10)"
@@ -544,10 +550,13 @@ def _evaluate(options: argparse.Namespace) -> int:
         raise UserError("--task and --data go together: what to measure, and on what.")
     if settings is not None:
         results = evaluate_tasks(
-            path, options.task, settings, output=options.output, devices=jax.devices()
-        )
+            path, options.task, settings, pooler=options.pooler, output=options.output,
+            devices=jax.devices(),
+        )  # fmt: skip
     elif options.output is not None:
         raise UserError("--output goes with --task; a run is evaluated in its own folder.")
+    elif options.pooler is not None:
+        raise UserError("--pooler goes with --task and --data.")
     else:
         results = evaluate_run(path, devices=jax.devices())
     print(json.dumps(results) if options.json else format_table(results))

@@ -44,7 +44,7 @@ ROWS = (
     Row("clip.py:b16", "h100:8x8"),
     Row("clip.py:l14", "h100:8x8"),
     Row("siglip.py:so400m", "h100:8x8", ("mesh.fsdp=8",)),
-    Row("siglip.py:g", "h100:8x8", (*_LARGE, "mesh.fsdp=8")),
+    Row("siglip.py:g", "h100:8x8", (*_LARGE, "mesh.fsdp=8", "train.microbatches=2")),
     Row("clip.py:b16", "h100:8x8", (_MILLION, "train.microbatches=16")),
     Row("clip.py:b16", "h100:64x8"),
     Row("siglip.py:so400m", "h100:64x8", ("mesh.fsdp=8",)),

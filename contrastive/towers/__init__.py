@@ -8,7 +8,7 @@ from contrastive.towers.head import HeadConfig, PredictorConfig
 from contrastive.towers.naflex import NaFlexConfig, NaFlexTransformer
 from contrastive.towers.resnet import ResNet, ResNetConfig
 from contrastive.towers.sharding import LOGICAL_AXES, axis_rules
-from contrastive.towers.text import TextTransformer, TextTransformerConfig
+from contrastive.towers.text import POOLINGS, TextTransformer, TextTransformerConfig
 from contrastive.towers.two_tower import (
     MissingTower,
     Role,
@@ -20,6 +20,7 @@ from contrastive.towers.vit import VisionTransformer, VisionTransformerConfig
 
 __all__ = [
     "LOGICAL_AXES",
+    "POOLINGS",
     "BagConfig",
     "BagTower",
     "ConvTower",
