@@ -33,7 +33,7 @@ ROWS = (
     Row("clip.py:b16", "v5e:16x16"),
     Row("clip.py:l14", "v5e:16x16"),
     Row("siglip.py:so400m", "v5e:16x16"),
-    Row("siglip.py:g", "v5e:16x16", _LARGE),
+    Row("siglip.py:g", "v5e:16x16", (*_LARGE, "train.microbatches=2")),
     Row("clip.py:b16", "v5e:16x16", (_MILLION, "train.microbatches=32")),
     Row("clip.py:b16", "v5e:16x16*2", ("mesh.slice=2",)),
     Row("clip.py:b16", "v5p:8x8x8"),
