@@ -30,8 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = os.environ.get("CONTRASTIVE_DEBUG")
     try:
         options.overrides = _overrides(options, rest)
-        _calm()
-        _without_absent_accelerators()
+        prepare()
         return options.run(options)
     except UserError as error:
         if debug:
@@ -56,10 +55,12 @@ def _fail(command: str, message: str, status: int = 2) -> int:
     return status
 
 
-def _calm() -> None:
-    """Libraries' progress notes and deprecations are not for the person who trains."""
+def prepare() -> None:
+    """What a command does before it loads JAX."""
+    # Libraries' progress notes and deprecations are not for the person who trains.
     logging.getLogger("absl").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=DeprecationWarning)
+    _without_absent_accelerators()
 
 
 def _without_absent_accelerators() -> None:

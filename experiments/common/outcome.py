@@ -40,7 +40,9 @@ class Table:
     def write(self, folder: pathlib.Path) -> None:
         """``NAME.csv``, ``NAME.parquet`` and ``NAME.md``."""
         columns = [list(column) for column in zip(*self.rows, strict=True)]
-        table = pa.table({name: _alike(values) for name, values in zip(self.head, columns, strict=True)})
+        table = pa.table(
+            {name: _alike(values) for name, values in zip(self.head, columns, strict=True)}
+        )
         with whole_file(folder / f"{self.name}.csv") as path:
             pyarrow.csv.write_csv(table, path)
         with whole_file(folder / f"{self.name}.parquet") as path:

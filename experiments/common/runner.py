@@ -8,12 +8,14 @@ runs go on where they were.
 import argparse
 import dataclasses
 import importlib
+import logging
 import pathlib
 import sys
 import time
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
+from contrastive.cli import prepare
 from contrastive.errors import UserError
 from experiments.common import machine, plots
 from experiments.common.outcome import Outcome, load, save, shown
@@ -64,6 +66,7 @@ def run(name: str, output: pathlib.Path, scope: Scope) -> Outcome:
     if found is not None and found.scope == scope:
         return found
     output.mkdir(parents=True, exist_ok=True)
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
     module = importlib.import_module(f"experiments.{name}.experiment")
     start = time.monotonic()
     found = module.run(Context(output, scope))
@@ -102,6 +105,7 @@ def main(name: str, arguments: Sequence[str] | None = None) -> None:
     add_scope(parser)
     options = parser.parse_args(arguments)
     scope: Scope = "full" if options.full else "short"
+    prepare()
     try:
         found = run(name, options.output, scope)
     except UserError as error:
