@@ -74,10 +74,10 @@ def run(context: Context) -> Outcome:
     return Outcome(
         name="hard_negatives",
         title="Hard negatives and bigger batches",
-        question="Do larger batches help, less and less; and does a hard negative help more than a "
+        question="Do larger batches help, less and less; does a hard negative help more than a "
         "random one? A linear encoder on synthetic pairs of 16 hidden dimensions.",
-        published="E5 (Wang et al. 2022): batches of 1K, 8K, 32K pairs gave 45.8, 50.2, 51.6 nDCG@10"
-        " (F10). DPR (Karpukhin et al. 2020): one BM25 negative helps, more do not.",
+        published="E5 (Wang et al. 2022): batches of 1K, 8K, 32K gave 45.8, 50.2, 51.6 nDCG@10"
+        " (F10). DPR (Karpukhin et al. 2020): one BM25 negative a question helps, a second hardly.",
         tables=(
             Table(
                 "batch_size",
