@@ -94,7 +94,7 @@ def run(context: Context) -> Outcome:
         ),
         notes=(
             f"Reading pairs is projected: {shown(1000 * pair)} ms a pair, the median of three "
-            f"times {MEASURED}, with the same six blocks over both texts; a cross-encoder's head on top "
+            f"times {MEASURED}, with the same six blocks over both texts; a cross-encoder's head "
             f"costs next to nothing. Embedding took {embedding:.1f} s, comparing all pairs "
             f"{search:.2f} s. The most similar two: “{texts[nearest[0]]}” and "
             f"“{texts[nearest[1]]}”.",

@@ -16,7 +16,7 @@ from contrastive.sweeps.description import Settings
 
 METRICS = {
     "emoji": "unseen_artist/image_to_text/recall@1",
-    "texts": "validation/query_to_passage/recall@1",
+    "texts": "validation/query_to_positive/recall@1",
     "pod": "train/accuracy/image_to_text",
 }
 # batch sizes, pairs seen, the batch at which learning rates are those below
