@@ -13,7 +13,7 @@ from contrastive.errors import ConfigError, UserError
 from contrastive.evaluation.suite import EvaluationConfig
 from contrastive.mesh import MeshConfig
 from contrastive.objectives import LossConfig, MomentumConfig
-from contrastive.towers import ConvTowerConfig, TwoTowerConfig
+from contrastive.towers import ConvTowerConfig, ResNetConfig, TwoTowerConfig
 from contrastive.training.checkpoint import CheckpointConfig
 from contrastive.training.logs import LogConfig
 from contrastive.training.optimizer import OptimizerConfig
@@ -116,10 +116,20 @@ class Recipe:
                 "config.data.views.small: crops are compared by a softmax; config.loss.name is "
                 f"{self.loss.name!r}."
             )
-        if self.data.views.small and not isinstance(self.model.image, ConvTowerConfig):
+        image = self.model.image
+        any_size = isinstance(image, ConvTowerConfig) or (
+            isinstance(image, ResNetConfig) and image.form != "clip"
+        )
+        if self.data.views.small and not any_size:
             raise ConfigError(
                 "config.data.views.small: other towers take pictures of one size; crops of another "
-                "need config.model.image.kind = 'conv'."
+                "need config.model.image.kind = 'conv', or 'resnet' without attention pooling."
+            )
+        chunks = self.train.microbatches
+        if chunks > 1 and isinstance(image, ResNetConfig) and image.statistics == "batch":
+            raise ConfigError(
+                f"config.train.microbatches = {chunks}: with config.model.image.statistics = "
+                "'batch' the tower needs the whole batch at once; 'fixed' goes with chunks."
             )
 
     def _check_best(self) -> None:

@@ -51,6 +51,18 @@ def _numbers(config: Settings, name: str, default: list[int]) -> tuple[int, ...]
     return tuple(found)
 
 
+def _depths(source: Source, config: Settings, name: str, default: list[int]) -> tuple[int, ...]:
+    """Blocks of each stage. Each is built by itself, so more than there are tensors for are told
+    before: a configuration may claim any number."""
+    found, count = _numbers(config, name, default), len(source.tensors)
+    if sum(found) > count:
+        raise WeightsError(
+            f"{config.where}: {name} = {list(found)} asks for {sum(found)} blocks; "
+            f"{source.weights} has {count} tensors."
+        )
+    return found
+
+
 # --- transformers -----------------------------------------------------------------------------
 
 
@@ -78,7 +90,7 @@ def _describe(source: Source) -> Description:
         block=block,
         stem=config.count("embedding_size", 64),
         widths=widths,
-        depths=_numbers(config, "depths", [3, 4, 6, 3]),
+        depths=_depths(source, config, "depths", [3, 4, 6, 3]),
         first_stride=2 if config.get("downsample_in_first_stage", False) else 1,
         early_stride=config.get("downsample_in_bottleneck", False),
     )
@@ -126,7 +138,7 @@ FAMILY = Family(
 def _describe_clip(source: Source) -> Description:
     config = open_clip.model_settings(source)
     vision = config.group("vision_cfg")
-    width, depths = vision.count("width", 64), _numbers(vision, "layers", [])
+    width, depths = vision.count("width", 64), _depths(source, vision, "layers", [])
     tower = ResNetConfig(
         form="clip",
         stem=width,

@@ -61,6 +61,13 @@ class TwoTowerConfig:
             raise ConfigError(f"model.pixel_std = {self.pixel_std} has to be positive.")
         if self.image is None and self.text is None:
             raise ConfigError("model.image and model.text are both None: there is no tower.")
+        for name in ("image", "text"):
+            flash = getattr(getattr(self, name), "attention", "xla") == "flash"
+            if flash and self.dtype == "float32":
+                raise ConfigError(
+                    f"model.{name}.attention = 'flash' computes in bfloat16; model.dtype is "
+                    f"{self.dtype!r}."
+                )
 
     def check_towers(self, pairs: Pairs) -> None:
         """Raises :class:`ConfigError` where a tower is None that this kind of pair needs."""

@@ -23,7 +23,10 @@ from contrastive.errors import ConfigError
 from contrastive.temperature import Names, clip_log_scale, path_names
 from contrastive.training import rules
 
-_UNDECAYED = ("positions", "class_token", "query", "mean", "variance")
+_UNDECAYED = ("positions", "class_token", "registers", "query", "mean", "variance")
+_FIRST_LAYER = {  # what enters the first block
+    *("patches", "tokens", "positions", "token_types", "class_token", "registers", "norm_before"),
+}
 Schedule = Literal["cosine", "reciprocal_sqrt", "wsd", "constant"]
 
 
@@ -337,9 +340,7 @@ def _layer_factor(
         layer = np.arange(depth) + 1
     elif "stages" in names:
         layer = int(names[names.index("stages") + 1]) + 1
-    elif {"patches", "tokens", "positions", "token_types", "class_token", "norm_before"} & set(
-        names
-    ):
+    elif _FIRST_LAYER & set(names):
         layer = 0
     else:
         layer = depth + 1
