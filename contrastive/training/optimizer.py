@@ -320,7 +320,7 @@ def layer_counts(parameters: Any) -> dict[str, int]:
     counts: dict[str, int] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(parameters):
         names = path_names(path)
-        if "blocks" in names:
+        if "blocks" in names and "stages" not in names:
             counts[names[0]] = leaf.shape[0]
         elif "stages" in names:
             number = int(names[names.index("stages") + 1]) + 1
@@ -336,7 +336,7 @@ def _layer_factor(
     depth = depths.get(names[0])
     if config.layer_decay is None or depth is None:
         return np.float32(1.0)
-    if "blocks" in names:
+    if "blocks" in names and "stages" not in names:
         layer = np.arange(depth) + 1
     elif "stages" in names:
         layer = int(names[names.index("stages") + 1]) + 1

@@ -454,7 +454,9 @@ def test_a_start_with_other_markers_is_refused(locked, tmp_path):
 def test_a_start_with_another_pooling_is_refused(locked, tmp_path):
     """But of a plain folder, which does not say how its rows are pooled."""
     locked.model["text"] |= {"pooling": "last"}
-    with pytest.raises(ConfigError, match="text.pooling = 'last', but .* trained with 'weighted_mean'"):
+    with pytest.raises(
+        ConfigError, match=r"text\.pooling = 'last', but .* trained with 'weighted_mean'"
+    ):
         run(locked, tmp_path / "run")
     (tmp_path / "modernbert" / "modules.json").unlink()
     locked.init_from, locked.total_steps = str(tmp_path / "modernbert"), 1
