@@ -28,7 +28,7 @@ def augment(
     config: AugmentConfig,
     image_size: int,
     rand: RandAugmentConfig | None = None,
-) -> UInt8[np.ndarray, "batch size size 3"]:
+) -> UInt8[np.ndarray, "batch height width 3"]:
     """Square RGB pictures to a batch of training pixels; ``rand`` works between geometry and
     colours."""
     if config.geometric:
@@ -184,10 +184,10 @@ def colour_matrices(
 
 
 def jitter_colours(
-    pixels: UInt8[np.ndarray, "batch size size 3"],
+    pixels: UInt8[np.ndarray, "batch height width 3"],
     keys: UInt64[np.ndarray, " batch"],
     config: AugmentConfig,
-) -> UInt8[np.ndarray, "batch size size 3"]:
+) -> UInt8[np.ndarray, "batch height width 3"]:
     """Brightness, contrast, saturation, hue, grayscale: one affine map of the colours each."""
     matrices = colour_matrices(keys, config)
     contrast = 1.0 + config.contrast * (2.0 * uniform(keys, "contrast", 1) - 1.0)
@@ -206,7 +206,7 @@ def _mean(flat: Float32[np.ndarray, "batch pixels 3"]) -> Float64[np.ndarray, "b
 
 
 def blur(
-    pixels: UInt8[np.ndarray, "batch size size 3"],
+    pixels: UInt8[np.ndarray, "batch height width 3"],
     keys: UInt64[np.ndarray, " batch"],
     share: float,
 ) -> None:
@@ -228,7 +228,7 @@ def blur(
 
 
 def cut_out(
-    pixels: UInt8[np.ndarray, "batch size size 3"],
+    pixels: UInt8[np.ndarray, "batch height width 3"],
     keys: UInt64[np.ndarray, " batch"],
     largest: float,
 ) -> None:

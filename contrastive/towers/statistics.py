@@ -31,7 +31,7 @@ class BatchStatistic(nnx.Param):
 
 def batch_moments(
     x: Float[Array, "batch height width channels"],
-) -> tuple[Float[Array, "channels"], Float[Array, "channels"], float]:
+) -> tuple[Float[Array, "channels"], Float[Array, "channels"], int]:
     """Mean and variance of each channel over the global batch, in float32, and over how many
     numbers they were taken. The variance is that of two passes, ``mean((x − mean)²)``."""
     axes = sharding.batch_axes()
@@ -50,7 +50,7 @@ def follow(
     running: tuple[jax.Array, jax.Array],
     mean: Float[Array, "channels"],
     variance: Float[Array, "channels"],
-    count: float,
+    count: int,
     momentum: float,
 ) -> jax.Array:
     """``y``; on the way back the running mean and variance get how far they have to move. The

@@ -208,9 +208,9 @@ def convnext(folder, *, image_size=40, activation="gelu", **options):
 
     torch.manual_seed(9)
     config = ConvNextConfig(
-        hidden_sizes=[16, 24, 40],
-        depths=[1, 2, 1],
-        num_stages=3,
+        hidden_sizes=[8, 12] if SMALL else [16, 24, 40],
+        depths=[1, 2] if SMALL else [1, 2, 1],
+        num_stages=2 if SMALL else 3,
         image_size=image_size,
         hidden_act=activation,
         **options,
