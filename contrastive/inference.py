@@ -40,6 +40,7 @@ from contrastive.towers import (
     TwoTower,
     TwoTowerConfig,
 )
+from contrastive.towers.naflex import PLACE
 
 _SHORTEST = 32  # shorter texts are padded to this length, where they may be longer
 Picture: TypeAlias = str | os.PathLike | bytes | Image.Image | np.ndarray
@@ -247,7 +248,8 @@ class Model:
 
         Args:
           images: Paths, encoded bytes, PIL images or uint8 arrays ``[height, width, 3]`` of any
-            size; one, or a sequence (a uint8 array ``[n, height, width, 3]`` too).
+            size; one, or a sequence (a uint8 array ``[n, height, width, 3]`` too). A model of
+            pictures of any aspect takes patches ``[n, patches, bytes]`` too.
 
         Raises:
           MissingTower: The model was trained on texts only.
@@ -256,15 +258,15 @@ class Model:
         """
         if self.recipe.data.pairs == "texts" or self.recipe.model.image is None:
             raise MissingTower("image")
-        if isinstance(images, Picture) and not (isinstance(images, np.ndarray) and images.ndim > 3):
+        data = self.recipe.data
+        ready = _ready(images, data)
+        several = ready is not None or (isinstance(images, np.ndarray) and images.ndim > 3)
+        if isinstance(images, Picture) and not several:
             images = [images]
-        data, size = self.recipe.data, self.recipe.data.image_size
 
         def read(part: range) -> np.ndarray:
-            square = data.preprocessing != "naflex"
-            if square and isinstance(images, np.ndarray) and images.shape[1:] == (size, size, 3):
-                _check_pixels(images[part.start])
-                return images[part.start : part.stop]
+            if ready is not None:
+                return ready[part.start : part.stop]
             return np.stack([_read(images[i], data, i) for i in part])
 
         return self._encode("image", len(images), read)
@@ -423,6 +425,16 @@ def read_picture(
             "or a uint8 array."
         )
     return evaluation_image(decode_image(picture), *shape)
+
+
+def _ready(images: Any, data: DataConfig) -> np.ndarray | None:
+    """An array of pictures as the tower takes them; None where it is something else."""
+    if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
+        return None
+    form: tuple[int, ...] = data.image_size, data.image_size, 3
+    if data.preprocessing == "naflex":
+        form = data.patches, 3 * data.resize.patch**2 + PLACE
+    return images if images.shape[1:] == form else None
 
 
 def _read(picture: Any, data: DataConfig, index: int) -> np.ndarray:

@@ -3,6 +3,7 @@
 from contrastive.pairs import Pairs
 from contrastive.towers.bag import BagConfig, BagTower
 from contrastive.towers.convnet import ConvTower, ConvTowerConfig
+from contrastive.towers.convnext import ConvNeXt, ConvNeXtConfig
 from contrastive.towers.encoder import DenseConfig, Encoder, EncoderConfig, LayerNormConfig
 from contrastive.towers.head import HeadConfig, PredictorConfig
 from contrastive.towers.naflex import NaFlexConfig, NaFlexTransformer
@@ -23,6 +24,8 @@ __all__ = [
     "POOLINGS",
     "BagConfig",
     "BagTower",
+    "ConvNeXt",
+    "ConvNeXtConfig",
     "ConvTower",
     "ConvTowerConfig",
     "DenseConfig",

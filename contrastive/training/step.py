@@ -12,6 +12,7 @@ from flax import nnx
 
 from contrastive.objectives import Momentum, Objective
 from contrastive.towers import TwoTower
+from contrastive.towers.statistics import moved, taken_out
 from contrastive.training.state import TrainState
 
 Metrics = dict[str, jax.Array]
@@ -66,11 +67,12 @@ def make_train_step(
         (loss, metrics), gradient = jax.value_and_grad(loss_of, has_aux=True)(
             state.parameters, batch, key
         )
+        gradient, moves = taken_out(gradient)
         with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer powers
             updates, moments = optimizer.update(gradient, state.optimizer, state.parameters)
             if schedule is not None:
                 metrics["learning_rate"] = jnp.asarray(schedule(state.step), jnp.float32)
-        parameters = optax.apply_updates(state.parameters, updates)
+        parameters = moved(optax.apply_updates(state.parameters, updates), moves)
         average = state.average
         if average_decay is not None:
             t = (state.step // accumulate).astype(jnp.float32)
