@@ -23,6 +23,7 @@ from contrastive.planning.operations import Operations, operations
 from contrastive.planning.quiet import silenced
 from contrastive.planning.topology import Topology
 from contrastive.recipe import Recipe
+from contrastive.towers import EncoderConfig, TextTransformerConfig
 from contrastive.training.state import TrainState, abstract_state
 
 
@@ -123,8 +124,11 @@ def _forward(graphdef: Any, program: Program, state: TrainState, batch: Any) -> 
 
 
 def vocabulary_size(recipe: Recipe) -> int:
-    """Tokens of the tokenizer that the recipe names; else as many as may be learned."""
-    settings = recipe.data.tokenizer
+    """Rows of the token table that the recipe fixes, or tokens of the tokenizer that it names; else
+    as many as may be learned."""
+    settings, text = recipe.data.tokenizer, recipe.model.text
+    if isinstance(text, TextTransformerConfig | EncoderConfig) and text.vocabulary_size:
+        return text.vocabulary_size
     if settings.path is None and settings.preset is None:
         return settings.vocabulary_size
     return load_tokenizer(recipe.data).vocabulary_size

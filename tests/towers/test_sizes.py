@@ -10,7 +10,7 @@ from flax import nnx
 from contrastive.errors import ConfigError
 from contrastive.towers import TextTransformer, TextTransformerConfig, parameter_count, sizes
 
-FAMILIES = {"clip": sizes.CLIP, "siglip": sizes.SIGLIP}
+FAMILIES = {"clip": sizes.CLIP, "siglip": sizes.SIGLIP, "siglip2": sizes.SIGLIP2}
 NAMES = [(family, name) for family, models in FAMILIES.items() for name in models]
 EXACT = {  # counted on the released weights
     ("clip", "B/32"): 151_277_313,
