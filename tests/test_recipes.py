@@ -24,6 +24,7 @@ RECIPES = (
     *("lit.py:b16", "lit.py:l16", "lit.py:b16,cc12m", "flip.py:b16", "flip.py:l16", "flip.py:l14"),
     *("flip.py:h14", "flip.py:l16-unmasked", "flip.py:l14,laion400m"),
     *("mnrl.py:bag", "mnrl.py:transformer", "e5.py", "gte.py", "simcse.py:unsup", "simcse.py:sup"),
+    *(f"sentence_bert.py:{objective}" for objective in ("softmax", "triplet", "cross", "rank")),
     *("dpr.py:debian", "dpr.py:bm25", "dpr.py:wordnet"),
     *("simclr.py:artists", "simclr.py:augmented", "moco.py:v2", "moco.py:v3"),
 )
@@ -114,6 +115,14 @@ def test_contradictions_are_named(override, words):
         ),
         ("simclr.py", "--config.data.views.small=2 --config.loss.name=siglip", "by a softmax"),
         ("simcse.py:sup", "--config.loss.name=gte", "takes no negatives"),
+        ("e5.py", "--config.loss.name=classifier --config.loss.scale_init=none", "fields.labels"),
+        ("sentence_bert.py", "--config.loss.name=clip", "reads no labels"),
+        ("sentence_bert.py", "--config.loss.scale_init=20.0", "has no scale"),
+        ("sentence_bert.py", "--config.model.head.layers=2", "a layer of its own"),
+        ("sentence_bert.py:cross", "--config.model.shared=false", "needs one tower"),
+        ("sentence_bert.py:rank", "--config.data.joined=false", "scores joined texts"),
+        ("sentence_bert.py:rank", "--config.data.negatives=0", "set config.data.negatives"),
+        ("e5.py", "--config.data.joined=true", "makes one row of them"),
         ("e5.py", "--config.model.image.epsilon=1e-4", "config.model.image has no effect"),
     ],
 )

@@ -159,10 +159,14 @@ def abstract_batch(recipe: Recipe, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct
         shapes |= {"view_a": pictures(), "view_b": pictures()}
         if data.views.small:
             shapes["crops"] = pictures(data.views.small, size=data.views.small_size)
+    elif data.joined:
+        shapes["joined"] = texts()
     else:
         shapes |= {"query": texts(), "positive": texts()}
+    if data.fields.labels:
+        shapes["label"] = (rows,), jnp.int32
     if data.negatives:
-        shapes["negatives"] = texts(data.negatives)
+        shapes["joined_negatives" if data.joined else "negatives"] = texts(data.negatives)
         shapes["negative_weight"] = (rows, data.negatives), jnp.float32
         shapes["negative_id"] = (rows, data.negatives, *content[0]), content[1]
     sharding = batch_sharding(mesh)
