@@ -105,8 +105,7 @@ class Watchdog:
     def _look_at_others(self, now: float) -> None:
         failed = self._processes.failure()
         if failed is not None:
-            index, message, status = failed
-            self._leave(f"process {index}: {message}", status)
+            self._leave(*failed)
         self._beat += 1
         patience = self._processes.lost_after
         try:

@@ -1,0 +1,119 @@
+"""``contrastive launch PLACE … -- train …``: checks, plans, records, and starts a run elsewhere."""
+
+import argparse
+import os
+import pathlib
+from collections.abc import Callable
+
+from contrastive.commands import workdir as workdir_lib
+from contrastive.errors import UserError
+from contrastive.launching import local
+from contrastive.launching.job import Job, make_job, planned
+from contrastive.launching.record import recipe_digest
+from contrastive.recipe import load_recipe
+
+Say = Callable[[str], None]
+
+
+def launch(options: argparse.Namespace, inner: argparse.Namespace | None, *, say: Say) -> int:
+    """Starts the run that ``inner`` describes where ``options`` say.
+
+    Args:
+      options: Of ``launch``.
+      inner: Of the command behind ``--``, checked by its own parser.
+      say: Receives sentences.
+
+    Returns:
+      The exit status.
+
+    Raises:
+      UserError: Something is missing or does not fit; one sentence says what to do.
+    """
+    train = _check_inner(options, inner)
+    return _PLACES[options.place](options, train, say)
+
+
+def _check_inner(
+    options: argparse.Namespace, inner: argparse.Namespace | None
+) -> argparse.Namespace:
+    if inner is None or inner.command != "train":
+        given = "nothing" if inner is None else inner.command
+        raise UserError(
+            f"contrastive launch {options.place} starts a training run, and {given} stands behind "
+            f"--: contrastive launch {options.place} -- train --config=… --workdir=…"
+        )
+    for name in ("coordinator", "processes", "process"):
+        if getattr(inner, name) is not None:
+            raise UserError(f"--{name} comes from the launcher; leave it out behind --.")
+    return inner
+
+
+def _local(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> int:
+    if train.restarts:
+        raise UserError("give --restarts to contrastive launch local, before --.")
+    gpus = local.find_gpus()
+    platform = options.platform or ("gpu" if gpus else "cpu")
+    default = max(len(gpus) // max(options.processes, 1), 1) if platform == "gpu" else 1
+    machine = local.LocalMachine(
+        processes=options.processes,
+        devices=default if options.devices is None else options.devices,
+        platform=platform,
+        gpus=gpus,
+        port=options.port,
+        xla_flags=os.environ.get("XLA_FLAGS", ""),
+    )
+    local.check_port(machine.port)
+    devices = machine.processes * machine.devices
+    job = prepare(options, train, say, devices=devices, topology=options.topology, here=True)
+    if options.dry_run:
+        print(local.describe(job, machine))
+        return 0
+    return local.run_local(
+        job, machine, restarts=options.restarts, wait=options.restart_wait, say=say
+    )
+
+
+def prepare(
+    options: argparse.Namespace,
+    train: argparse.Namespace,
+    say: Say,
+    *,
+    devices: int | None,
+    topology: str | None,
+    here: bool,
+) -> Job:
+    """The job: its recipe read, its plan made, an earlier run set aside.
+
+    Args:
+      options: Of ``launch``.
+      train: Of the command that trains.
+      say: Receives sentences.
+      devices: How many there will be; None: not known.
+      topology: What to plan for; None: no plan.
+      here: Whether the workdir is seen from here under its name.
+
+    Raises:
+      UserError: The recipe is wrong, or the run does not fit.
+    """
+    recipe = load_recipe(train.config, train.overrides)
+    workdir = train.workdir.absolute() if here else train.workdir
+    if train.new and not here:
+        raise UserError(
+            f"--new: the folder {workdir} is not seen from here; choose another --workdir."
+        )
+    plan = planned(
+        train.config,
+        train.overrides,
+        topology,
+        digest=recipe_digest(recipe),
+        workdir=workdir if here else pathlib.Path(os.devnull),
+        force=options.force,
+        say=say,
+    )
+    if train.new and not options.dry_run and (old := workdir_lib.set_aside(workdir)):
+        say(f"The earlier run is kept in {old}.")
+    arguments = [a for a in options.inner if a != "--new"]  # a restart goes on with the new run
+    return make_job(recipe, arguments, workdir, launcher=options.place, devices=devices, plan=plan)
+
+
+_PLACES: dict[str, Callable[[argparse.Namespace, argparse.Namespace, Say], int]] = {"local": _local}
