@@ -142,11 +142,12 @@ def to_dict(settings: Any) -> dict[str, Any]:
     return plain(settings)
 
 
-def load_file(spec: str) -> ConfigDict:
+def load_file(spec: str, option: str = "--config") -> ConfigDict:
     """Runs ``get_config`` of a recipe file.
 
     Args:
       spec: ``FILE.py`` or ``FILE.py:ARGUMENT``; the argument goes to ``get_config``.
+      option: That names the file, for errors.
 
     Raises:
       ConfigError: There is no such file, it has no ``get_config``, or it refuses the argument.
@@ -155,21 +156,21 @@ def load_file(spec: str) -> ConfigDict:
     file = pathlib.Path(name)
     if not file.is_file():
         raise ConfigError(
-            f"--config={spec}: there is no file {name!r}. Give a recipe such as "
-            "--config=configs/emoji.py:clip."
+            f"{option}={spec}: there is no file {name!r}. Give one such as "
+            f"{option}={'configs/emoji.py:clip' if option == '--config' else 'launch/slurm.py:h100'}."
         )
     module_spec = importlib.util.spec_from_file_location(f"_recipe_{file.stem}", file)
     if module_spec is None or module_spec.loader is None:
-        raise ConfigError(f"--config={spec}: {name!r} is not a Python file.")
+        raise ConfigError(f"{option}={spec}: {name!r} is not a Python file.")
     module = importlib.util.module_from_spec(module_spec)
     try:
         module_spec.loader.exec_module(module)
     except SyntaxError as error:
         raise ConfigError(
-            f"--config={spec}: line {error.lineno} is not Python: {error}."
+            f"{option}={spec}: line {error.lineno} is not Python: {error}."
         ) from error
     if not hasattr(module, "get_config"):
-        raise ConfigError(f"--config={spec}: {name!r} does not define get_config(arg).")
+        raise ConfigError(f"{option}={spec}: {name!r} does not define get_config(arg).")
     return module.get_config(argument) if argument else module.get_config()
 
 

@@ -4,15 +4,19 @@ import argparse
 import os
 import pathlib
 from collections.abc import Callable
+from typing import TypeVar
 
+from contrastive import config as config_lib
 from contrastive.commands import workdir as workdir_lib
-from contrastive.errors import UserError
-from contrastive.launching import local
+from contrastive.errors import ConfigError, UserError
+from contrastive.launching import check, local, slurm
 from contrastive.launching.job import Job, make_job, planned
-from contrastive.launching.record import recipe_digest
+from contrastive.launching.record import given_record, recipe_digest
+from contrastive.launching.tools import find_tool
 from contrastive.recipe import load_recipe
 
 Say = Callable[[str], None]
+T = TypeVar("T")
 
 
 def launch(options: argparse.Namespace, inner: argparse.Namespace | None, *, say: Say) -> int:
@@ -73,6 +77,47 @@ def _local(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> 
     )
 
 
+def machine_settings(cls: type[T], options: argparse.Namespace) -> T:
+    """What ``--on=FILE.py`` and ``--on.KEY=VALUE`` ask for.
+
+    Raises:
+      ConfigError: A key is unknown, or a value is not possible.
+    """
+    given = config_lib.load_file(options.on, "--on") if options.on else {}
+    try:
+        return config_lib.resolve(cls, given, options.overrides)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("config.", "--on.")) from error
+
+
+def _slurm(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> int:
+    machine = machine_settings(slurm.SlurmMachine, options)
+    if not options.dry_run:
+        find_tool("sbatch")
+    topology = options.topology or machine.topology
+    job = prepare(options, train, say, devices=machine.devices, topology=topology, here=True)
+    folder = pathlib.Path.cwd()
+    if options.dry_run:
+        print(slurm.script(job, machine, folder), end="")
+        return 0
+    number = slurm.submit(job, machine, folder)
+    say(f"job {number}; its log: {job.workdir / 'logs' / f'slurm-{number}.log'}")
+    say(f"squeue --job={number} shows it, scancel {number} ends it.")
+    return 0
+
+
+def _check(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> int:
+    recipe = load_recipe(train.config, train.overrides)
+    if options.report:
+        check.write_report(options.folder, check.node_report(recipe))
+        return 0
+    names = [name for name in options.nodes.split(",") if name]
+    reports = check.read_reports(options.folder)
+    check.check_nodes(given_record(), reports, names, gpus=options.gpus)
+    say(f"{len(reports)} node(s) are alike, and as launched.")
+    return 0
+
+
 def prepare(
     options: argparse.Namespace,
     train: argparse.Namespace,
@@ -116,4 +161,8 @@ def prepare(
     return make_job(recipe, arguments, workdir, launcher=options.place, devices=devices, plan=plan)
 
 
-_PLACES: dict[str, Callable[[argparse.Namespace, argparse.Namespace, Say], int]] = {"local": _local}
+_PLACES: dict[str, Callable[[argparse.Namespace, argparse.Namespace, Say], int]] = {
+    "local": _local,
+    "slurm": _slurm,
+    "check": _check,
+}

@@ -9,6 +9,8 @@ def add_launchers(parser: argparse.ArgumentParser, *, run: Callable) -> None:
     """Adds one parser for each place to start a run."""
     places = parser.add_subparsers(dest="place", required=True, metavar="PLACE")
     _add_local(places, run)
+    _on(_add(places, "slurm", "a SLURM cluster: writes a batch script and submits it", run))
+    _add_check(places, run)
 
 
 def _add(places: argparse._SubParsersAction, name: str, summary: str, run: Callable):
@@ -67,5 +69,27 @@ def _add_local(places: argparse._SubParsersAction, run: Callable) -> None:
     )
 
 
-def _folder(parser: argparse.ArgumentParser, name: str, text: str) -> None:
-    parser.add_argument(name, type=pathlib.Path, required=True, help=text)
+def _on(place: argparse.ArgumentParser) -> None:
+    place.add_argument(
+        "--on",
+        metavar="FILE.py",
+        help="what to ask for: a file such as launch/slurm.py:h100; --on.KEY=VALUE changes a key",
+    )
+
+
+def _add_check(places: argparse._SubParsersAction, run: Callable) -> None:
+    check = places.add_parser(
+        "check",
+        help="what a SLURM job does before it trains: compare the nodes",
+        usage="contrastive launch check --folder=… [--report] -- train --config=… --workdir=…",
+        allow_abbrev=False,
+    )
+    check.add_argument(
+        "--folder", type=pathlib.Path, required=True, help="where the nodes' reports lie"
+    )
+    check.add_argument(
+        "--report", action="store_true", help="write this node's report, compare nothing"
+    )
+    check.add_argument("--nodes", default="", help="the names of all nodes, with commas")
+    check.add_argument("--gpus", type=int, default=0, help="that each node has to have")
+    check.set_defaults(run=run, parser=check)
