@@ -155,9 +155,9 @@ def load_file(spec: str, option: str = "--config") -> ConfigDict:
     name, _, argument = spec.partition(":")
     file = pathlib.Path(name)
     if not file.is_file():
+        example = "configs/emoji.py:clip" if option == "--config" else "launch/slurm.py:h100"
         raise ConfigError(
-            f"{option}={spec}: there is no file {name!r}. Give one such as "
-            f"{option}={'configs/emoji.py:clip' if option == '--config' else 'launch/slurm.py:h100'}."
+            f"{option}={spec}: there is no file {name!r}. Give a recipe such as {option}={example}."
         )
     module_spec = importlib.util.spec_from_file_location(f"_recipe_{file.stem}", file)
     if module_spec is None or module_spec.loader is None:

@@ -3,16 +3,19 @@
 import argparse
 import os
 import pathlib
+import shlex
+import subprocess
+import tempfile
 from collections.abc import Callable
 from typing import TypeVar
 
 from contrastive import config as config_lib
 from contrastive.commands import workdir as workdir_lib
 from contrastive.errors import ConfigError, UserError
-from contrastive.launching import check, local, slurm
+from contrastive.launching import check, gke, local, sky, slurm, tpu
 from contrastive.launching.job import Job, make_job, planned
 from contrastive.launching.record import given_record, recipe_digest
-from contrastive.launching.tools import find_tool
+from contrastive.launching.tools import find_tool, run_tool
 from contrastive.recipe import load_recipe
 
 Say = Callable[[str], None]
@@ -106,6 +109,79 @@ def _slurm(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> 
     return 0
 
 
+def _gke(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> int:
+    settings = machine_settings(gke.GkeMachine, options)
+    gke.check_workdir(train.workdir, settings)
+    if not options.dry_run:
+        find_tool("kubectl")
+    job = prepare(
+        options,
+        train,
+        say,
+        devices=settings.machine.devices,
+        topology=options.topology or settings.topology,
+        here=False,
+    )
+    text = gke.manifest(gke.jobset(job, settings))
+    if options.dry_run:
+        print(text, end="")
+        return 0
+    say(gke.apply(text, settings.namespace))
+    name = gke.dns_name(settings.name or job.name)
+    select = f"--namespace={settings.namespace} --selector=jobset.sigs.k8s.io/jobset-name={name}"
+    say(f"kubectl logs {select} --follow --prefix shows what it says.")
+    say(f"kubectl delete jobset {name} --namespace={settings.namespace} ends it.")
+    return 0
+
+
+def _tpu(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> int:
+    settings = machine_settings(tpu.TpuMachine, options)
+    if not options.dry_run:
+        find_tool("gcloud")
+    if options.delete:
+        commands = tpu.Tpu(settings, load_recipe(train.config, train.overrides).name)
+        if options.dry_run:
+            print(shlex.join(commands.delete()))
+        else:
+            run_tool(commands.delete())
+        return 0
+    job = prepare(
+        options,
+        train,
+        say,
+        devices=settings.machine.devices,
+        topology=options.topology or settings.topology,
+        here=False,
+    )
+    commit = tpu.check_launch(job, settings, force=options.force or options.dry_run)
+    commands = tpu.Tpu(settings, job.name)
+    if options.dry_run:
+        print("\n".join(shlex.join(c) for c in tpu.describe_all(commands, job, commit)))
+        return 0
+    return tpu.run_tpu(commands, job, commit, say=say)
+
+
+def _sky(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> int:
+    settings = machine_settings(sky.SkyMachine, options)
+    job = prepare(
+        options,
+        train,
+        say,
+        devices=settings.machine.devices,
+        topology=options.topology or settings.topology,
+        here=False,
+    )
+    text = sky.task_file(job, settings)
+    if options.dry_run:
+        print(text, end="")
+        return 0
+    find_tool("sky")
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder) / "task.yaml"
+        file.write_text(text)
+        return subprocess.run(["sky", "jobs", "launch", "--yes", str(file)]).returncode
+
+
 def _check(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> int:
     recipe = load_recipe(train.config, train.overrides)
     if options.report:
@@ -164,5 +240,8 @@ def prepare(
 _PLACES: dict[str, Callable[[argparse.Namespace, argparse.Namespace, Say], int]] = {
     "local": _local,
     "slurm": _slurm,
+    "gke": _gke,
+    "tpu": _tpu,
+    "sky": _sky,
     "check": _check,
 }

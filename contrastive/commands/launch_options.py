@@ -10,6 +10,11 @@ def add_launchers(parser: argparse.ArgumentParser, *, run: Callable) -> None:
     places = parser.add_subparsers(dest="place", required=True, metavar="PLACE")
     _add_local(places, run)
     _on(_add(places, "slurm", "a SLURM cluster: writes a batch script and submits it", run))
+    _on(_add(places, "gke", "Kubernetes: writes a JobSet and hands it to kubectl", run))
+    tpu = _add(places, "tpu", "TPU VMs: creates them, runs, watches, deletes", run)
+    _on(tpu)
+    tpu.add_argument("--delete", action="store_true", help="give the machines back, run nothing")
+    _on(_add(places, "sky", "other clouds: writes a task file for SkyPilot", run))
     _add_check(places, run)
 
 

@@ -61,7 +61,9 @@ def _gpus() -> list[tuple[str, str]]:
     except subprocess.TimeoutExpired:
         return []
     rows = [line.rpartition(",") for line in done.stdout.splitlines() if "," in line]
-    return [(name.strip(), driver.strip()) for name, _, driver in rows] if not done.returncode else []
+    return (
+        [(name.strip(), driver.strip()) for name, _, driver in rows] if not done.returncode else []
+    )
 
 
 def write_report(folder: pathlib.Path, report: Mapping[str, Any]) -> None:
@@ -106,8 +108,8 @@ def check_nodes(
         faults += _odd(key, words[0], rows, wanted.get(key))
     if faults:
         raise UserError(
-            f"the nodes are not fit for the job: {'; '.join(faults)}. Put these right, or leave the "
-            "nodes out (--exclude), and submit again."
+            f"the nodes are not fit for the job: {'; '.join(faults)}. Put these right, or leave "
+            "the nodes out (--exclude), and submit again."
         )
 
 

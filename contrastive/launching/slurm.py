@@ -1,7 +1,7 @@
 """SLURM: a batch script from settings, and its submission.
 
-Plain sbatch, not a library around it: the script is what a person would write, can be read before it
-is submitted and kept beside the run, and needs nothing on the cluster but SLURM's own commands.
+Plain sbatch, not a library around it: the script is what a person would write, can be read before
+it is submitted and kept beside the run, and needs nothing on the cluster but SLURM's own commands.
 """
 
 import dataclasses
@@ -52,7 +52,9 @@ class SlurmMachine:
             raise ConfigError(f"--on.time={self.time} has to be MINUTES, HH:MM:SS or D-HH:MM:SS.")
         bad = [option for option in self.options if not option.startswith("--")]
         if bad:
-            raise ConfigError(f"--on.options: {bad[0]!r} is not an option of sbatch (--NAME=VALUE).")
+            raise ConfigError(
+                f"--on.options: {bad[0]!r} is not an option of sbatch (--NAME=VALUE)."
+            )
 
     @property
     def topology(self) -> str | None:
@@ -68,7 +70,7 @@ class SlurmMachine:
 def header(machine: SlurmMachine, name: str, log: str) -> list[str]:
     """The ``#SBATCH`` lines that every job has."""
     given = {
-        "job-name": name,
+        "job-name": re.sub(r"[^\w.-]+", "_", name),
         "time": machine.time,
         "partition": machine.partition,
         "account": machine.account,
@@ -78,7 +80,7 @@ def header(machine: SlurmMachine, name: str, log: str) -> list[str]:
         "cpus-per-task": machine.cpus,
         "gpus-per-node": machine.gpus or None,
         "mem": machine.memory,
-        "output": log,
+        "output": f'"{log}"' if " " in log else log,
         "open-mode": "append",
     }
     lines = [f"#SBATCH --{key}={value}" for key, value in given.items() if value is not None]
@@ -139,7 +141,10 @@ case $status in
 esac
 failures=$(($(cat "$run/launch/failures" 2>/dev/null || echo 0) + 1))
 echo $failures >"$run/launch/failures"
-if [ $failures -gt @FAILURES@ ]; then say "failed $failures times, not started again"; exit $status; fi
+if [ $failures -gt @FAILURES@ ]; then
+    say "failed $failures times, not started again"
+    exit $status
+fi
 requeue
 """
 

@@ -98,7 +98,7 @@ def test_the_first_to_fail_is_named_and_the_others_are_ended(group, tmp_path):
 def test_who_lost_another_is_not_the_first(group):
     wait = "time.sleep(1)"
     status, said, _ = group(
-        f"{wait}; sys.exit(75)", f"{wait}; os.kill(os.getpid(), signal.SIGKILL)", grace=30
+        f"{wait}; sys.exit(75)", f"{wait}; os.kill(os.getpid(), signal.SIGKILL)", grace=30.0
     )
     if "process 0" in said[0]:  # it was seen alone
         assert status == 75
@@ -108,7 +108,7 @@ def test_who_lost_another_is_not_the_first(group):
         assert status == 128 + 9
 
 
-def test_a_signal_reaches_all_and_none_is_killed(group):
+def test_a_signal_reaches_all_and_none_is_killed(group, tmp_path):
     program = """
     def stop(number, _):
         print('checkpoint'); sys.stdout.flush(); time.sleep(1); sys.exit(143)
@@ -116,8 +116,13 @@ def test_a_signal_reaches_all_and_none_is_killed(group):
     print('ready', flush=True)
     time.sleep(600)
     """
-    timer = threading.Timer(3, os.kill, (os.getpid(), signal.SIGTERM))
-    timer.start()
+
+    def tell():
+        logs = [tmp_path / f"process-{i}.log" for i in range(2)]
+        _wait(lambda: all("ready" in log.read_text() for log in logs))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=tell).start()
     status, said, shown = group(program, program, grace=0.1)
     assert (status, said) == (143, [])
     assert shown == "ready\ncheckpoint\n"

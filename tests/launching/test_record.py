@@ -55,7 +55,7 @@ def test_another_configuration_or_code_than_launched_does_not_start(record, reci
     record_lib.check_as_launched(record, recipe, devices=1)
     tiny.seed = 1
     other = config_lib.build(Recipe, tiny)
-    with pytest.raises(UserError, match="where the run was launched.*launch again"):
+    with pytest.raises(UserError, match=r"where the run was launched.*launch again"):
         record_lib.check_as_launched(record, other, devices=1)
     with pytest.raises(UserError, match="not the code that was launched"):
         record_lib.check_as_launched({**record, "code": "x"}, recipe, devices=1)

@@ -1,7 +1,7 @@
 """A real SLURM on this machine: one controller, two node daemons, in a folder; no munge, no root's
 configuration is touched. Packages: ``apt-get install --no-install-recommends slurm-wlm``.
 
-    python tests/slurm/cluster.py FOLDER     starts one, prints SLURM_CONF, stops at the end of input
+    python tests/slurm/cluster.py FOLDER    # prints SLURM_CONF, stops at the end of its input
 """
 
 import contextlib
