@@ -95,10 +95,8 @@ def message(status, index):
 def test_exit_statuses_decide_about_restarts(make, status, action):
     spec = made(make)["spec"]
     rules = spec["replicatedJobs"][0]["template"]["spec"]["podFailurePolicy"]["rules"]
-    index = next(
-        (i for i, rule in enumerate(rules) if status in rule.get("onExitCodes", {"values": ()})["values"]),
-        None,
-    )  # fmt: skip
+    values = [rule.get("onExitCodes", {"values": ()})["values"] for rule in rules]
+    index = next((i for i, listed in enumerate(values) if status in listed), None)
     chosen = None
     if index is not None:  # the job fails for the reason PodFailurePolicy, with this message
         for rule in spec["failurePolicy"]["rules"]:
