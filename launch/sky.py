@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 _TOPOLOGIES = {"h100-8": "h100:1x8", "h100-16": "h100:2x8"}
 
 
-def get_config(kind: str = "h100-8") -> ConfigDict:
+def get_machine(kind: str = "h100-8") -> ConfigDict:
     """Other keys have the default of contrastive.launching.sky.SkyMachine."""
     config = ConfigDict()
     config.topology = _TOPOLOGIES[kind]

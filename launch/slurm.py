@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 _CACHE = 'export JAX_COMPILATION_CACHE_DIR="$run/launch/cache"'  # a requeued job compiles nothing
 
 
-def get_config(kind: str = "h100") -> ConfigDict:
+def get_machine(kind: str = "h100") -> ConfigDict:
     """Keys that are not named here have the default of contrastive.launching.slurm.SlurmMachine."""
     config = ConfigDict()
     if kind == "h100":

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 _TOPOLOGIES = {"v5e-16": "v5e:4x4", "v5e-256": "v5e:16x16", "v5p-128": "v5p:4x4x8"}
 
 
-def get_config(kind: str = "v5e-256") -> ConfigDict:
+def get_machine(kind: str = "v5e-256") -> ConfigDict:
     """Other keys have the default of contrastive.launching.tpu.TpuMachine."""
     config = ConfigDict()
     config.topology = _TOPOLOGIES[kind]

@@ -9,6 +9,7 @@ ROOT = pathlib.Path(contrastive.__file__).parent
 ROOMS = (  # from the top; rooms of one line do not import each other
     ("cli",),
     ("commands",),
+    ("sweeps",),
     ("reporting", "planning", "launching"),
     ("assembly", "loading", "warm_start", "mining"),
     ("folders",),

@@ -15,11 +15,12 @@ from contrastive.recipe import check_resumable, load_recipe, read_recipe, write_
 ROOT = pathlib.Path(__file__).parents[1]
 RECIPES = (
     *("emoji.py:clip", "emoji.py:siglip", "emoji.py:info_nce", "emoji.py:minilm"),
+    "emoji.py:naflex",
     *("clip.py:b32", "clip.py:b16", "clip.py:l14", "clip.py:h14"),
     *("siglip.py:b16", "siglip.py:l16", "siglip.py:so400m", "siglip.py:g"),
     *("mnrl.py:bag", "mnrl.py:transformer", "e5.py", "gte.py", "simcse.py:unsup", "simcse.py:sup"),
     *("dpr.py:debian", "dpr.py:bm25", "dpr.py:wordnet"),
-    *("simclr.py:artists", "simclr.py:augmented", "moco.py:v2", "moco.py:v3"),
+    *("simclr.py:artists", "simclr.py:augmented", "simclr.py:resnet", "moco.py:v2", "moco.py:v3"),
 )
 
 

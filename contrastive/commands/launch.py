@@ -86,7 +86,11 @@ def machine_settings(cls: type[T], options: argparse.Namespace) -> T:
     Raises:
       ConfigError: A key is unknown, or a value is not possible.
     """
-    given = config_lib.load_file(options.on, "--on") if options.on else {}
+    given = (
+        config_lib.load_file(options.on, function="get_machine", option="--on=")
+        if options.on
+        else {}
+    )
     try:
         return config_lib.resolve(cls, given, options.overrides)
     except ConfigError as error:

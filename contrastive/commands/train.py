@@ -346,7 +346,6 @@ class _Run:
                     state,
                     SameShapes(self.loader, self.processes),
                     mesh_lib.batch_sharding(self.mesh),
-                    program.schedule,
                     hooks,
                     start=start,
                     stop=stop,

@@ -118,7 +118,10 @@ class Tokenizer:
         truncated = 0
         if self._rules is not None:
             texts = [self._rules.form(text) for text in texts]
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        try:
+            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        except TypeError as error:
+            raise _not_text(texts, error) from error
         for row, encoding in zip(rows, encodings, strict=True):
             ids = encoding.ids
             if len(ids) > self._room:
@@ -177,6 +180,21 @@ class Tokenizer:
         content = self._backend.to_str()
         self._backend.no_truncation()
         return content
+
+
+def _not_text(texts: Sequence[str], error: TypeError) -> Exception:
+    """What is wrong with texts that the library refuses: half of a surrogate pair, which no
+    encoding of Unicode has."""
+    for text in texts:
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as found:
+            return DataError(
+                f"the text {text[:60]!a} is no Unicode: character {found.start} is the half "
+                f"U+{ord(text[found.start]):04X} of a surrogate pair. Decode it with "
+                "errors='replace', or take it out."
+            )
+    return error
 
 
 def train_tokenizer(texts: Iterable[str], *, length: int, config: TokenizerConfig) -> Tokenizer:
