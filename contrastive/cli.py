@@ -26,10 +26,15 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit status."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    inner: list[str] = []
+    if arguments[:1] == ["launch"] and "--" in arguments:  # what is launched is a command too
+        cut = arguments.index("--")
+        arguments, inner = arguments[:cut], arguments[cut + 1 :]
     options, rest = make_parser().parse_known_args(arguments)
     debug = os.environ.get("CONTRASTIVE_DEBUG")
     try:
         options.overrides = _overrides(options, rest)
+        options.inner = inner
         prepare()
         return options.run(options)
     except UserError as error:
@@ -86,6 +91,8 @@ def _overrides(options: argparse.Namespace, rest: list[str]) -> list[str]:
         takes_keys = "--config" in known or options.command == "import"
         if argument.startswith("--config.") and takes_keys:
             continue
+        if argument.startswith("--on.") and "--on" in known:
+            continue
         close = difflib.get_close_matches(argument.partition("=")[0], known, n=1)
         hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
         raise ConfigError(f"{argument} is not an option of this command{hint}.")
@@ -139,9 +146,19 @@ def make_parser() -> argparse.ArgumentParser:
     embed.set_defaults(run=_embed, parser=embed)
 
     _add_mine(commands)
+    _add_launch(commands)
     _add_weights(commands)
     _add_data_commands(commands)
     return parser
+
+
+def _add_launch(commands: Any) -> None:
+    from contrastive.commands.launch_options import add_launchers
+
+    launch = commands.add_parser(
+        "launch", help="start a run: several processes here, SLURM, Kubernetes, TPU VMs, SkyPilot"
+    )
+    add_launchers(launch, run=_launch)
 
 
 def _add_weights(commands: Any) -> None:
@@ -462,15 +479,32 @@ def _in_processes(
     """Runs what several processes do together, or this one alone."""
     from contrastive import rendezvous
     from contrastive.processes import Processes
+    from contrastive.training.prefix import prefixed_output
 
     waits = {"limit": options.start_timeout, "lost_after": options.lost_after}
     if options.coordinator == "auto":
         processes = rendezvous.start_detected(**waits)
-    else:
-        launch = rendezvous.find_launch(options.coordinator, options.processes, options.process)
-        if launch is None or launch.count == 1:
-            return run(Processes(), options)
-        processes = rendezvous.start(launch, **waits)
+        if processes.count == 1:
+            return run(processes, options)
+        with prefixed_output(processes.index, processes.count):
+            return _together(run, processes, options)
+    launch = rendezvous.find_launch(options.coordinator, options.processes, options.process)
+    if launch is None or launch.count == 1:
+        return run(Processes(), options)
+    with prefixed_output(launch.index, launch.count):
+        try:
+            processes = rendezvous.start(launch, **waits)
+        except UserError as error:
+            return _fail(options.command, str(error), status=error.status)
+        return _together(run, processes, options)
+
+
+def _together(
+    run: Callable[["Processes", argparse.Namespace], int],
+    processes: "Processes",
+    options: argparse.Namespace,
+) -> int:
+    """One of several processes; when one fails, all end."""
     try:
         return run(processes, options)
     except Exception as error:
@@ -500,6 +534,7 @@ def _train_in(processes: "Processes", options: argparse.Namespace) -> int:
         devices=jax.devices(),
         processes=processes,
         stream=sys.stdout if processes.first else io.StringIO(),
+        command=["contrastive", *sys.argv[1:]],
     )
 
 
@@ -514,6 +549,19 @@ def _supervise(restarts: int, wait: float) -> int:
         print(f"contrastive train: {text}", file=sys.stderr, flush=True)
 
     return Supervisor(command, restarts, say=say, wait=wait, again=again).run()
+
+
+def _launch(options: argparse.Namespace) -> int:
+    from contrastive.commands.launch import launch
+
+    def say(text: str) -> None:
+        print(f"contrastive launch: {text}", file=sys.stderr, flush=True)
+
+    inner = None
+    if options.inner:
+        inner, rest = make_parser().parse_known_args(options.inner)
+        inner.overrides = _overrides(inner, rest)
+    return launch(options, inner, say=say)
 
 
 def _plan(options: argparse.Namespace) -> int:

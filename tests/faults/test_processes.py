@@ -116,7 +116,7 @@ def test_E14_another_batch_shape_is_an_error_everywhere(new_run, tiny_faulty, ki
     fault = {"kind": kind, "at": 1, "process": 1}
     said = finish(run.start_several(2, faults=[fault]), [2, 2])
     for text in said:
-        assert "process 1: " in text
+        assert "process 1: " in text  # both compare, and both say it
         assert words in text
     assert not run.lines()
 
