@@ -5,11 +5,12 @@ its open reproduction by Cherti et al. 2022 (ViT-S/32, S/16, H/14, g/14, G/14; G
 :data:`SIGLIP` are those of Zhai et al. 2023 and, for So400m, of Alabdulmohsin et al. 2023; ``g/14``
 pairs the image tower of Zhai et al. 2022 with the So400m text tower, as SigLIP 2 does for its
 largest model. Those of :data:`SIGLIP2` are of Tschannen et al. 2025: the same towers behind a
-vocabulary of 256,000 pieces, and a giant image tower of its own. :data:`LIT` (Zhai et al. 2022) sets
-a text tower beside vision transformers as Steiner et al. 2021 published them. :data:`FLIP` (Li et al.
-2023) has no norm before the first block, the mean of the patches, and texts of BERT's word pieces
-without a causal mask. :data:`IMAGE` are image towers alone: the vision transformers of Touvron et al.
-2021 (Ti), Dosovitskiy et al. 2021 and Zhai et al. 2022, and the ConvNeXts of Liu et al. 2022.
+vocabulary of 256,000 pieces, and a giant image tower of its own. :data:`LIT` (Zhai et al. 2022)
+sets a text tower beside vision transformers as Steiner et al. 2021 published them. :data:`FLIP` (Li
+et al. 2023) has no norm before the first block, the mean of the patches, and texts of BERT's word
+pieces without a causal mask. :data:`IMAGE` are image towers alone: the vision transformers of
+Touvron et al. 2021 (Ti), Dosovitskiy et al. 2021 and Zhai et al. 2022, and the ConvNeXts of Liu et
+al. 2022.
 """
 
 import dataclasses
