@@ -13,7 +13,6 @@ from experiments.learned_scale import experiment as learned_scale
 from experiments.log_b import experiment as log_b
 from experiments.mutual_information import experiment as mutual_information
 
-
 ROOT = pathlib.Path(__file__).parents[2]
 
 
