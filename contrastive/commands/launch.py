@@ -7,19 +7,17 @@ import shlex
 import subprocess
 import tempfile
 from collections.abc import Callable
-from typing import TypeVar
 
-from contrastive import config as config_lib
 from contrastive.commands import workdir as workdir_lib
-from contrastive.errors import ConfigError, UserError
+from contrastive.errors import UserError
 from contrastive.launching import check, gke, local, sky, slurm, tpu
 from contrastive.launching.job import Job, make_job, planned
 from contrastive.launching.record import given_record, recipe_digest
+from contrastive.launching.settings import machine_settings
 from contrastive.launching.tools import find_tool, run_tool
 from contrastive.recipe import load_recipe
 
 Say = Callable[[str], None]
-T = TypeVar("T")
 
 
 def launch(options: argparse.Namespace, inner: argparse.Namespace | None, *, say: Say) -> int:
@@ -80,25 +78,8 @@ def _local(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> 
     )
 
 
-def machine_settings(cls: type[T], options: argparse.Namespace) -> T:
-    """What ``--on=FILE.py`` and ``--on.KEY=VALUE`` ask for.
-
-    Raises:
-      ConfigError: A key is unknown, or a value is not possible.
-    """
-    given = (
-        config_lib.load_file(options.on, function="get_machine", option="--on=")
-        if options.on
-        else {}
-    )
-    try:
-        return config_lib.resolve(cls, given, options.overrides)
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("config.", "--on.")) from error
-
-
 def _slurm(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> int:
-    machine = machine_settings(slurm.SlurmMachine, options)
+    machine = machine_settings(slurm.SlurmMachine, options.on, options.overrides)
     if not options.dry_run:
         find_tool("sbatch")
     topology = options.topology or machine.topology
@@ -114,7 +95,7 @@ def _slurm(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> 
 
 
 def _gke(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> int:
-    settings = machine_settings(gke.GkeMachine, options)
+    settings = machine_settings(gke.GkeMachine, options.on, options.overrides)
     gke.check_workdir(train.workdir, settings)
     if not options.dry_run:
         find_tool("kubectl")
@@ -139,7 +120,7 @@ def _gke(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> in
 
 
 def _tpu(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> int:
-    settings = machine_settings(tpu.TpuMachine, options)
+    settings = machine_settings(tpu.TpuMachine, options.on, options.overrides)
     if not options.dry_run:
         find_tool("gcloud")
     if options.delete:
@@ -166,7 +147,7 @@ def _tpu(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> in
 
 
 def _sky(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> int:
-    settings = machine_settings(sky.SkyMachine, options)
+    settings = machine_settings(sky.SkyMachine, options.on, options.overrides)
     job = prepare(
         options,
         train,
