@@ -167,7 +167,8 @@ def sweep_of_six(tiny, tmp_path):
     )
     file.write_text(
         "from contrastive.sweeps import *\ndef get_sweep():\n"
-        f"    return Sweep(name='six', base={str(recipe)!r}, settings=grid({{'seed': tuple(range(6))}}))\n"
+        f"    return Sweep(name='six', base={str(recipe)!r},\n"
+        "                 settings=grid({'seed': tuple(range(6))}))\n"
     )
     return file
 
