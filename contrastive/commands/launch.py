@@ -69,7 +69,7 @@ def _local(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> 
     )
     local.check_port(machine.port)
     devices = machine.processes * machine.devices
-    job = prepare(options, train, say, devices=devices, topology=options.topology, here=True)
+    job = prepare(options, train, say, devices=devices, topology=None, here=True)
     if options.dry_run:
         print(local.describe(job, machine))
         return 0
@@ -82,8 +82,9 @@ def _slurm(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> 
     machine = machine_settings(slurm.SlurmMachine, options.on, options.overrides)
     if not options.dry_run:
         find_tool("sbatch")
-    topology = options.topology or machine.topology
-    job = prepare(options, train, say, devices=machine.devices, topology=topology, here=True)
+    job = prepare(
+        options, train, say, devices=machine.devices, topology=machine.topology, here=True
+    )
     folder = pathlib.Path.cwd()
     if options.dry_run:
         print(slurm.script(job, machine, folder), end="")
@@ -104,7 +105,7 @@ def _gke(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> in
         train,
         say,
         devices=settings.machine.devices,
-        topology=options.topology or settings.topology,
+        topology=settings.topology,
         here=False,
     )
     text = gke.manifest(gke.jobset(job, settings))
@@ -135,7 +136,7 @@ def _tpu(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> in
         train,
         say,
         devices=settings.machine.devices,
-        topology=options.topology or settings.topology,
+        topology=settings.topology,
         here=False,
     )
     commit = tpu.check_launch(job, settings, force=options.force or options.dry_run)
@@ -153,7 +154,7 @@ def _sky(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> in
         train,
         say,
         devices=settings.machine.devices,
-        topology=options.topology or settings.topology,
+        topology=settings.topology,
         here=False,
     )
     text = sky.task_file(job, settings)
@@ -195,7 +196,7 @@ def prepare(
       train: Of the command that trains.
       say: Receives sentences.
       devices: How many there will be; None: not known.
-      topology: What to plan for; None: no plan.
+      topology: What to plan for where --topology does not say it; None: no plan.
       here: Whether the workdir is seen from here under its name.
 
     Raises:
@@ -207,10 +208,12 @@ def prepare(
         raise UserError(
             f"--new: the folder {workdir} is not seen from here; choose another --workdir."
         )
+    if options.dry_run:
+        topology = None  # quick; --topology plans all the same
     plan = planned(
         train.config,
         train.overrides,
-        topology,
+        options.topology or topology,
         digest=recipe_digest(recipe),
         workdir=workdir if here else pathlib.Path(os.devnull),
         force=options.force,
