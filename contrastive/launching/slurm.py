@@ -92,7 +92,8 @@ def header(machine: SlurmMachine, name: str, log: str) -> list[str]:
 # In the script, @NAME@ is replaced. Notes for who changes it:
 # - srun ends its step with SIGKILL when it is itself told to end, so signals go through scancel.
 # - A preempted job's processes get SIGTERM from SLURM, and the script does not; they write a
-#   checkpoint and end with 143. Who was cancelled must not come back: its state says so.
+#   checkpoint and end with 143. Who was cancelled must not come back: its state is no longer
+#   RUNNING then (COMPLETING), while a preempted job is running until its grace time is over.
 # - After "scontrol requeue" SLURM ends the script; it waits for that.
 _START = r"""
 set -u
@@ -131,9 +132,7 @@ say "the run ended with status $status"
 requeue() {
     [ @REQUEUE@ = yes ] || exit $status
     state=$(squeue --noheader --job="$SLURM_JOB_ID" --format=%T)
-    case $state in
-        CANCELLED|TIMEOUT|FAILED|COMPLETED|"") say "the job is ${state:-gone}"; exit $status;;
-    esac
+    if [ "$state" != RUNNING ]; then say "the job is ${state:-gone}"; exit $status; fi
     say "requeued"
     scontrol requeue "$SLURM_JOB_ID" || exit $status
     while :; do sleep 5; done
