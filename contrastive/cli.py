@@ -456,6 +456,8 @@ def _sweep(options: argparse.Namespace) -> int:
         launcher=options.launcher or "local",
         parallel=options.parallel,
         retries=options.retries,
+        on=options.on,
+        overrides=options.overrides,
     )
 
 

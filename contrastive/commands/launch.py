@@ -7,19 +7,17 @@ import shlex
 import subprocess
 import tempfile
 from collections.abc import Callable
-from typing import TypeVar
 
-from contrastive import config as config_lib
 from contrastive.commands import workdir as workdir_lib
-from contrastive.errors import ConfigError, UserError
+from contrastive.errors import UserError
 from contrastive.launching import check, gke, local, sky, slurm, tpu
 from contrastive.launching.job import Job, make_job, planned
 from contrastive.launching.record import given_record, recipe_digest
+from contrastive.launching.settings import machine_settings
 from contrastive.launching.tools import find_tool, run_tool
 from contrastive.recipe import load_recipe
 
 Say = Callable[[str], None]
-T = TypeVar("T")
 
 
 def launch(options: argparse.Namespace, inner: argparse.Namespace | None, *, say: Say) -> int:
@@ -71,7 +69,7 @@ def _local(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> 
     )
     local.check_port(machine.port)
     devices = machine.processes * machine.devices
-    job = prepare(options, train, say, devices=devices, topology=options.topology, here=True)
+    job = prepare(options, train, say, devices=devices, topology=None, here=True)
     if options.dry_run:
         print(local.describe(job, machine))
         return 0
@@ -80,29 +78,13 @@ def _local(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> 
     )
 
 
-def machine_settings(cls: type[T], options: argparse.Namespace) -> T:
-    """What ``--on=FILE.py`` and ``--on.KEY=VALUE`` ask for.
-
-    Raises:
-      ConfigError: A key is unknown, or a value is not possible.
-    """
-    given = (
-        config_lib.load_file(options.on, function="get_machine", option="--on=")
-        if options.on
-        else {}
-    )
-    try:
-        return config_lib.resolve(cls, given, options.overrides)
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("config.", "--on.")) from error
-
-
 def _slurm(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> int:
-    machine = machine_settings(slurm.SlurmMachine, options)
+    machine = machine_settings(slurm.SlurmMachine, options.on, options.overrides)
     if not options.dry_run:
         find_tool("sbatch")
-    topology = options.topology or machine.topology
-    job = prepare(options, train, say, devices=machine.devices, topology=topology, here=True)
+    job = prepare(
+        options, train, say, devices=machine.devices, topology=machine.topology, here=True
+    )
     folder = pathlib.Path.cwd()
     if options.dry_run:
         print(slurm.script(job, machine, folder), end="")
@@ -114,7 +96,7 @@ def _slurm(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> 
 
 
 def _gke(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> int:
-    settings = machine_settings(gke.GkeMachine, options)
+    settings = machine_settings(gke.GkeMachine, options.on, options.overrides)
     gke.check_workdir(train.workdir, settings)
     if not options.dry_run:
         find_tool("kubectl")
@@ -123,7 +105,7 @@ def _gke(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> in
         train,
         say,
         devices=settings.machine.devices,
-        topology=options.topology or settings.topology,
+        topology=settings.topology,
         here=False,
     )
     text = gke.manifest(gke.jobset(job, settings))
@@ -139,7 +121,7 @@ def _gke(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> in
 
 
 def _tpu(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> int:
-    settings = machine_settings(tpu.TpuMachine, options)
+    settings = machine_settings(tpu.TpuMachine, options.on, options.overrides)
     if not options.dry_run:
         find_tool("gcloud")
     if options.delete:
@@ -154,7 +136,7 @@ def _tpu(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> in
         train,
         say,
         devices=settings.machine.devices,
-        topology=options.topology or settings.topology,
+        topology=settings.topology,
         here=False,
     )
     commit = tpu.check_launch(job, settings, force=options.force or options.dry_run)
@@ -166,13 +148,13 @@ def _tpu(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> in
 
 
 def _sky(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> int:
-    settings = machine_settings(sky.SkyMachine, options)
+    settings = machine_settings(sky.SkyMachine, options.on, options.overrides)
     job = prepare(
         options,
         train,
         say,
         devices=settings.machine.devices,
-        topology=options.topology or settings.topology,
+        topology=settings.topology,
         here=False,
     )
     text = sky.task_file(job, settings)
@@ -214,7 +196,7 @@ def prepare(
       train: Of the command that trains.
       say: Receives sentences.
       devices: How many there will be; None: not known.
-      topology: What to plan for; None: no plan.
+      topology: What to plan for where --topology does not say it; None: no plan.
       here: Whether the workdir is seen from here under its name.
 
     Raises:
@@ -226,10 +208,12 @@ def prepare(
         raise UserError(
             f"--new: the folder {workdir} is not seen from here; choose another --workdir."
         )
+    if options.dry_run:
+        topology = None  # quick; --topology plans all the same
     plan = planned(
         train.config,
         train.overrides,
-        topology,
+        options.topology or topology,
         digest=recipe_digest(recipe),
         workdir=workdir if here else pathlib.Path(os.devnull),
         force=options.force,

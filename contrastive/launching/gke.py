@@ -5,8 +5,10 @@ The manifest is a pure function of job and settings. The container is that of la
 
 import dataclasses
 import math
+import pathlib
 import re
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
@@ -22,6 +24,7 @@ from contrastive.training.watchdog import HEARTBEAT
 WORKERS = "workers"  # the name of the replicated job; a replica is a slice, or all nodes of GPUs
 CONTAINER = "train"
 _PORT = 8476
+_BEAT = "/tmp/heartbeat"
 _SILENT = 300  # seconds without a sign of life after which Kubernetes ends a container
 
 
@@ -76,29 +79,74 @@ def jobset(job: Job, settings: GkeMachine) -> dict[str, Any]:
     restarts it, at most ``restarts`` times. It restarts as a whole: the processes meet again.
     """
     machine, name = settings.machine, dns_name(settings.name or job.name)
-    metadata: dict[str, Any] = {"name": name, "namespace": settings.namespace}
+    metadata = _metadata(settings, name)
+    if machine.tpu:  # each slice on a node pool of its own
+        key = "alpha.jobset.sigs.k8s.io/exclusive-topology"
+        metadata["annotations"] = {key: "cloud.google.com/gke-nodepool"}
+    policy = {"maxRestarts": settings.restarts, "rules": _rules()}
+    return _set_of(metadata, policy, machine.slices, _job(job, settings, name))
+
+
+def trials(
+    folder: pathlib.Path,
+    indices: Sequence[int],
+    settings: GkeMachine,
+    name: str,
+    parallel: int,
+    retries: int,
+) -> dict[str, Any]:
+    """The manifest of a sweep: one indexed job, a pod a trial, each started again by itself.
+
+    Args:
+      folder: The sweep's folder, in the bucket.
+      indices: Of the trials.
+      settings: Of one trial, which runs on one machine.
+      name: Of the JobSet.
+      parallel: Trials at a time.
+      retries: How often a failed trial is started again.
+    """
+    listed = " ".join(map(str, indices))
+    trial = '--trial="${indices[$JOB_COMPLETION_INDEX]}"'
+    command = f"indices=({listed}); exec contrastive sweep {shlex.quote(str(folder))} {trial}"
+    exits = {"containerName": CONTAINER, "operator": "In", "values": [USER_ERROR]}
+    disrupted = [{"type": "DisruptionTarget", "status": "True"}]
+    job = {
+        "parallelism": min(parallel, len(indices)),
+        "completions": len(indices),
+        "completionMode": "Indexed",
+        "backoffLimitPerIndex": retries,
+        "podFailurePolicy": {
+            "rules": [
+                {"action": "FailIndex", "onExitCodes": exits},
+                {"action": "Ignore", "onPodConditions": disrupted},  # again, and not counted
+            ]
+        },
+        "template": _pod_template(_container(command, [], settings), settings),
+    }
+    return _set_of(_metadata(settings, name), {"maxRestarts": 0}, 1, job)
+
+
+def _metadata(settings: GkeMachine, name: str) -> dict[str, Any]:
     labels = {
         "kueue.x-k8s.io/queue-name": settings.queue,
         "kueue.x-k8s.io/priority-class": settings.priority,
     }
-    metadata["labels"] = {key: value for key, value in labels.items() if value}
-    if machine.tpu:  # each slice on a node pool of its own
-        key = "alpha.jobset.sigs.k8s.io/exclusive-topology"
-        metadata["annotations"] = {key: "cloud.google.com/gke-nodepool"}
+    kept = {key: value for key, value in labels.items() if value}
+    return {"name": name, "namespace": settings.namespace, "labels": kept}
+
+
+def _set_of(
+    metadata: dict[str, Any], policy: dict[str, Any], replicas: int, job: dict[str, Any]
+) -> dict[str, Any]:
+    group = {"name": WORKERS, "replicas": replicas, "template": {"spec": job}}
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
         "metadata": metadata,
         "spec": {
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-            "failurePolicy": {"maxRestarts": settings.restarts, "rules": _rules()},
-            "replicatedJobs": [
-                {
-                    "name": WORKERS,
-                    "replicas": machine.slices,
-                    "template": {"spec": _job(job, settings, name)},
-                }
-            ],
+            "failurePolicy": policy,
+            "replicatedJobs": [group],
         },
     }
 
@@ -136,14 +184,18 @@ def _job(job: Job, settings: GkeMachine, name: str) -> dict[str, Any]:
                 {"action": "FailJob", "onPodConditions": disrupted},
             ]
         },
-        "template": {
-            "metadata": {"annotations": {"gke-gcsfuse/volumes": "true"}},
-            "spec": _pod(job, settings, name),
-        },
+        "template": _pod_template(_training(job, settings, name), settings),
     }
 
 
-def _pod(job: Job, settings: GkeMachine, name: str) -> dict[str, Any]:
+def _pod_template(container: dict[str, Any], settings: GkeMachine) -> dict[str, Any]:
+    return {
+        "metadata": {"annotations": {"gke-gcsfuse/volumes": "true"}},
+        "spec": _pod(container, settings),
+    }
+
+
+def _pod(container: dict[str, Any], settings: GkeMachine) -> dict[str, Any]:
     machine = settings.machine
     if machine.tpu:
         selector = {
@@ -163,7 +215,7 @@ def _pod(job: Job, settings: GkeMachine, name: str) -> dict[str, Any]:
         "serviceAccountName": settings.service_account,
         "terminationGracePeriodSeconds": settings.grace_seconds,
         "nodeSelector": selector,
-        "containers": [_container(job, settings, name)],
+        "containers": [container],
         "volumes": [
             {"name": "bucket", "csi": bucket},
             {"name": "memory", "emptyDir": {"medium": "Memory"}},
@@ -174,13 +226,11 @@ def _pod(job: Job, settings: GkeMachine, name: str) -> dict[str, Any]:
     return pod
 
 
-def _container(job: Job, settings: GkeMachine, name: str) -> dict[str, Any]:
-    machine = settings.machine
-    arguments = list(job.arguments)
-    environment: list[dict[str, Any]] = [
-        {"name": VARIABLE, "value": job.record_text},
-        {"name": HEARTBEAT, "value": "/tmp/heartbeat"},
-    ]
+def _training(job: Job, settings: GkeMachine, name: str) -> dict[str, Any]:
+    """The container of a run: how its processes find each other."""
+    machine, arguments = settings.machine, list(job.arguments)
+    environment = [{"name": VARIABLE, "value": job.record_text}]
+    before = ""
     if machine.tpu:  # JAX knows the hosts of slices from what GKE writes into the environment
         arguments.append("--coordinator=auto")
     elif machine.hosts > 1:
@@ -188,19 +238,22 @@ def _container(job: Job, settings: GkeMachine, name: str) -> dict[str, Any]:
             {"name": "CONTRASTIVE_COORDINATOR", "value": f"{name}-{WORKERS}-0-0.{name}:{_PORT}"},
             {"name": "CONTRASTIVE_PROCESSES", "value": str(machine.hosts)},
         ]
+        before = 'export CONTRASTIVE_PROCESS="$JOB_COMPLETION_INDEX"; '
+    command = f"{before}exec contrastive {shlex.join(arguments)}"
+    return _container(command, environment, settings)
+
+
+def _container(
+    command: str, environment: Sequence[dict[str, Any]], settings: GkeMachine
+) -> dict[str, Any]:
+    machine = settings.machine
     resource = "google.com/tpu" if machine.tpu else "nvidia.com/gpu"
-    command = f"exec contrastive {shlex.join(arguments)}"
-    if not machine.tpu and machine.hosts > 1:
-        command = f'export CONTRASTIVE_PROCESS="$JOB_COMPLETION_INDEX"; {command}'
-    fresh = (
-        f"test ! -e /tmp/heartbeat || "
-        f"test $(($(date +%s) - $(stat -c %Y /tmp/heartbeat))) -lt {_SILENT}"
-    )
+    fresh = f"test ! -e {_BEAT} || test $(($(date +%s) - $(stat -c %Y {_BEAT}))) -lt {_SILENT}"
     return {
         "name": CONTAINER,
         "image": settings.image,
         "command": ["bash", "-c", command],
-        "env": environment,
+        "env": [*environment, {"name": HEARTBEAT, "value": _BEAT}],
         "ports": [{"containerPort": _PORT}],
         "resources": {"limits": {resource: machine.chips_per_host}},
         "livenessProbe": {

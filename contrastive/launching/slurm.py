@@ -85,34 +85,38 @@ def header(machine: SlurmMachine, name: str, log: str) -> list[str]:
     }
     lines = [f"#SBATCH --{key}={value}" for key, value in given.items() if value is not None]
     lines.append("#SBATCH --requeue" if machine.requeue else "#SBATCH --no-requeue")
+    lines.append(f"#SBATCH --signal=B:USR1@{machine.signal_seconds}")
     return lines + [f"#SBATCH {option}" for option in machine.options]
 
 
 # In the script, @NAME@ is replaced. Notes for who changes it:
 # - srun ends its step with SIGKILL when it is itself told to end, so signals go through scancel.
 # - A preempted job's processes get SIGTERM from SLURM, and the script does not; they write a
-#   checkpoint and end with 143. Who was cancelled must not come back: its state says so.
+#   checkpoint and end with 143. Who was cancelled must not come back: its state is no longer
+#   RUNNING then (COMPLETING), while a preempted job is running until its grace time is over.
 # - After "scontrol requeue" SLURM ends the script; it waits for that.
-_BODY = r"""
+_START = r"""
 set -u
 cd @FOLDER@
 python=@PYTHON@
 run=@RUN@
 @SETUP@
-export @VARIABLE@="$(cat "$run/launch/record.json")"
 [ -n "${SLURM_CPUS_PER_TASK:-}" ] && export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 start="${SLURM_RESTART_COUNT:-0}"
 say() { echo "$(date -u +%FT%TZ) $(hostname) job $SLURM_JOB_ID start $start | $*"; }
 say "nodes: $SLURM_JOB_NODELIST"
-
+"""
+_CHECK = r"""
 # Every node reports what it is, one compares; a job that cannot run does not begin.
+export @VARIABLE@="$(cat "$run/launch/record.json")"
 reports="$run/launch/nodes/$SLURM_JOB_ID-$start"
 rm -rf "$reports"
 srun --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --kill-on-bad-exit=0 \
     "$python" -m contrastive.cli launch check --report --folder="$reports" -- @COMMAND@
 "$python" -m contrastive.cli launch check --folder="$reports" --gpus=@GPUS@ \
     --nodes="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd,)" -- @COMMAND@ || exit $?
-
+"""
+_RUN = r"""
 # Before the end of the time: the processes write a checkpoint after the same step, and end.
 trap 'say "told to stop: a checkpoint is written"; scancel --signal=USR1 "$SLURM_JOB_ID"' USR1
 trap : TERM
@@ -128,9 +132,7 @@ say "the run ended with status $status"
 requeue() {
     [ @REQUEUE@ = yes ] || exit $status
     state=$(squeue --noheader --job="$SLURM_JOB_ID" --format=%T)
-    case $state in
-        CANCELLED|TIMEOUT|FAILED|COMPLETED|"") say "the job is ${state:-gone}"; exit $status;;
-    esac
+    if [ "$state" != RUNNING ]; then say "the job is ${state:-gone}"; exit $status; fi
     say "requeued"
     scontrol requeue "$SLURM_JOB_ID" || exit $status
     while :; do sleep 5; done
@@ -139,14 +141,31 @@ case $status in
     0|2) exit $status;;
     130|138|143) requeue;;
 esac
-failures=$(($(cat "$run/launch/failures" 2>/dev/null || echo 0) + 1))
-echo $failures >"$run/launch/failures"
+counter="$run/launch/failures-${SLURM_ARRAY_TASK_ID:-0}"
+failures=$(($(cat "$counter" 2>/dev/null || echo 0) + 1))
+echo $failures >"$counter"
 if [ $failures -gt @FAILURES@ ]; then
     say "failed $failures times, not started again"
     exit $status
 fi
 requeue
 """
+
+
+def _filled(text: str, machine: SlurmMachine, folder: pathlib.Path, run: str, command: str) -> str:
+    values = {
+        "FOLDER": shlex.quote(str(folder)),
+        "SETUP": "\n".join(machine.setup),
+        "PYTHON": shlex.quote(machine.python),
+        "RUN": shlex.quote(run),
+        "VARIABLE": VARIABLE,
+        "COMMAND": command,
+        "GPUS": str(machine.gpus),
+        "TASKS": str(machine.tasks),
+        "REQUEUE": "yes" if machine.requeue else "no",
+        "FAILURES": str(machine.failures),
+    }
+    return re.sub(r"@([A-Z]+)@", lambda found: values[found[1]], text)
 
 
 def script(job: Job, machine: SlurmMachine, folder: pathlib.Path) -> str:
@@ -157,23 +176,30 @@ def script(job: Job, machine: SlurmMachine, folder: pathlib.Path) -> str:
       machine: What to ask SLURM for.
       folder: Where the command is to run: recipe files are named relative to it.
     """
-    log = str(job.workdir / "logs" / "slurm-%j.log")
-    signals = f"#SBATCH --signal=B:USR1@{machine.signal_seconds}"
-    values = {
-        "FOLDER": shlex.quote(str(folder)),
-        "SETUP": "\n".join(machine.setup),
-        "PYTHON": shlex.quote(machine.python),
-        "RUN": shlex.quote(str(job.workdir)),
-        "VARIABLE": VARIABLE,
-        "COMMAND": shlex.join(job.arguments),
-        "GPUS": str(machine.gpus),
-        "TASKS": str(machine.tasks),
-        "REQUEUE": "yes" if machine.requeue else "no",
-        "FAILURES": str(machine.failures),
-    }
-    body = re.sub(r"@([A-Z]+)@", lambda found: values[found[1]], _BODY)
-    lines = ["#!/bin/bash", *header(machine, job.name, log), signals]
-    return "\n".join(lines) + "\n" + body
+    lines = header(machine, job.name, str(job.workdir / "logs" / "slurm-%j.log"))
+    body = _START + _CHECK + _RUN
+    command = shlex.join(job.arguments)
+    text = _filled(body, machine, folder, str(job.workdir), command)
+    return "\n".join(["#!/bin/bash", *lines]) + "\n" + text
+
+
+def array_script(
+    sweep: pathlib.Path, indices: Sequence[int], parallel: int, machine: SlurmMachine, name: str
+) -> str:
+    """The batch script of a sweep: an array with a task for each trial.
+
+    Args:
+      sweep: The sweep's folder, which all nodes share.
+      indices: Of the trials.
+      parallel: How many run at a time.
+      machine: What to ask SLURM for, for each trial.
+      name: Of the job.
+    """
+    lines = header(machine, name, str(sweep / "logs" / "trial-%a.log"))
+    lines.append(f"#SBATCH --array={','.join(map(str, indices))}%{parallel}")
+    command = f'sweep {shlex.quote(str(sweep))} --trial="$SLURM_ARRAY_TASK_ID"'
+    text = _filled(_START + _RUN, machine, pathlib.Path.cwd(), str(sweep), command)
+    return "\n".join(["#!/bin/bash", *lines]) + "\n" + text
 
 
 def submit(job: Job, machine: SlurmMachine, folder: pathlib.Path) -> str:
@@ -183,7 +209,7 @@ def submit(job: Job, machine: SlurmMachine, folder: pathlib.Path) -> str:
         made.mkdir(parents=True, exist_ok=True)
     with whole_file(place / "record.json") as path:
         path.write_text(job.record_text + "\n")
-    (place / "failures").unlink(missing_ok=True)
+    (place / "failures-0").unlink(missing_ok=True)
     return submit_script(script(job, machine, folder), place / "job.sbatch")
 
 

@@ -22,7 +22,7 @@ def test_a_script_asks_for_what_was_given(make, tmp_path):
         "--job-name=Shapes_1", "--time=1-00:00:00", "--partition=p", "--account=a", "--nodes=8",
         "--ntasks-per-node=2", "--gpus-per-node=8", "--mem=0",
         '--output="/shared/a run/logs/slurm-%j.log"', "--open-mode=append", "--requeue",
-        "--exclusive", "--signal=B:USR1@90",
+        "--signal=B:USR1@90", "--exclusive",
     ]  # fmt: skip
     assert "\nmodule load cuda\n" in text
     assert "@" not in text.replace("USR1@90", "").replace('"$@"', "")
