@@ -22,7 +22,7 @@ from contrastive.data.sources import open_source
 from contrastive.data.splits import content_ids
 from contrastive.data.unchecked import Fetched
 from contrastive.errors import DataError, NoSuchSplit
-from contrastive.evaluation.baselines import raw_pixel_scores
+from contrastive.evaluation.baselines import raw_pixel_scores, tf_idf_scores
 from contrastive.evaluation.judged import (
     LabelledPairs,
     RankedPassages,
@@ -72,8 +72,15 @@ class TextPairs:
         )
 
     def baseline(self) -> Measured:
-        """Nothing: pixels say nothing about texts."""
-        return Measured()
+        """Retrieval by the words that two texts have in common."""
+        results, scores = Measured(), tf_idf_scores(self.queries, self.positives)
+        ids = self.query_ids, self.positive_ids
+        for task, matrix, own, other in (
+            ("query_to_positive", scores, *ids),
+            ("positive_to_query", scores.T, *ids[::-1]),
+        ):
+            results.add(summarise(rank_scores(matrix, own, other), own, other), task)
+        return results
 
     def contents(self) -> list[str]:
         """What the set consists of, to tell it from others."""
