@@ -100,9 +100,9 @@ def evaluate(
     Returns:
       ``{"SET/TASK/METRIC": value}``; a metric's chance level is beside it as ``METRIC_chance``, the
       baselines as ``METRIC_raw_pixels`` (of texts ``METRIC_tf_idf``) and ``METRIC_random_init``.
-      Sizes are recorded as ``queries``, ``gallery``, ``images``, ``classes``, ``templates``, and (not when quick) the
-      split, a digest of the set and the name of the template set as strings. Empty if there is
-      nothing to evaluate on.
+      Sizes are recorded as ``queries``, ``gallery``, ``images``, ``classes``, ``templates``, and
+      (not when quick) the split, a digest of the set and the name of the template set as strings.
+      Empty if there is nothing to evaluate on.
     """
     config = recipe.eval
     most = config.quick_pictures if quick else config.pictures
