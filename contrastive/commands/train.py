@@ -18,7 +18,7 @@ from contrastive import config as config_lib
 from contrastive import mesh as mesh_lib
 from contrastive.assembly import Program, make_program
 from contrastive.commands import workdir as workdir_lib
-from contrastive.commands.evaluate import LISTS, NUMBERS, save_evaluation
+from contrastive.commands.evaluate import LISTS, NUMBERS, is_evaluated, save_evaluation
 from contrastive.data.pipeline import BatchLoader, open_batches, open_source
 from contrastive.data.tokenizer import Tokenizer, load_tokenizer
 from contrastive.errors import ConfigError
@@ -440,7 +440,7 @@ class _Run:
             if not self.processes.first:
                 target = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
                 write_recipe(target, self.recipe)
-            here = "yes" if self._evaluation.exists() and not trained else ""
+            here = "yes" if not trained and is_evaluated(self.workdir) else ""
             done = self.processes.gather(here, "looking for the evaluation")[0]
             if done:
                 results = json.loads(self._evaluation.read_text())

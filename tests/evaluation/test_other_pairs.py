@@ -51,6 +51,24 @@ def test_equal_pictures_are_no_rivals(tmp_path):
     assert got["image_to_image/gallery"] == 4
 
 
+class Collapsed(Pixels):
+    """Gives every picture nearly the same row, as a run of views that found the easy way out."""
+
+    def encode_image(self, images):
+        rows = np.ones((len(images), 64), np.float32) + 1e-3 * super().encode_image(images)[:, :64]
+        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def test_views_that_have_collapsed_raise_the_alarm(tmp_path):
+    found = views_of(tmp_path, [noise(i) for i in range(60)])
+    alive, dead = (found.measure(x, retrieval_metrics) for x in (Pixels(), Collapsed()))
+    assert (alive["geometry/collapsed"], dead["geometry/collapsed"]) == (0, 1)
+    assert alive["geometry/effective_rank_images"] > 10 > dead["geometry/effective_rank_images"]
+    assert "Collapse: the embeddings of test" in format_table(Measured().add(dead, "test"))
+    assert "Collapse" not in format_table(Measured().add(alive, "test"))
+    assert dead.drawn["geometry/cosines_negative"].argmax() == 79  # all cosines are 1
+
+
 def test_a_split_of_broken_pictures_is_one_sentence(tmp_path):
     with pytest.raises(DataError, match="none of the 2 pictures of the split 'test'"):
         views_of(tmp_path, [b"broken", b"also"])
