@@ -185,6 +185,7 @@ def test_evaluation_comes_to_what_training_sees():
     np.testing.assert_allclose(last, training, atol=0.02)
 
 
+@pytest.mark.slow
 def test_the_momentum_encoder_carries_its_own():
     decay = MomentumConfig(decay=0.9)
     _, before, state, _ = run(optax.sgd(0.1), momentum=decay, steps=2)
