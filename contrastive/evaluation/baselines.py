@@ -11,8 +11,8 @@ from scipy import sparse
 
 
 def raw_pixel_scores(
-    pictures: UInt8[np.ndarray, "pictures height width 3"],
-    known: UInt8[np.ndarray, "known height width 3"],
+    pictures: UInt8[np.ndarray, "pictures ..."],
+    known: UInt8[np.ndarray, "known ..."],
     known_labels: Int[np.ndarray, "known"],
     labels: Int[np.ndarray, "labels"],
     *,

@@ -89,9 +89,9 @@ class ViewPairs:
     """Pictures to look for, and those among which; equal ids show the same."""
 
     name: str
-    queries: UInt8[np.ndarray, "queries size size 3"]
+    queries: UInt8[np.ndarray, "queries ..."]
     query_ids: Int32[np.ndarray, " queries"]
-    gallery: UInt8[np.ndarray, "gallery size size 3"]
+    gallery: UInt8[np.ndarray, "gallery ..."]
     gallery_ids: Int32[np.ndarray, " gallery"]
 
     def measure(self, model: Any, compare: Compare) -> Measured:
