@@ -53,7 +53,7 @@ def distance(q: Array, p: Array, pool: Array, tau: float, count: int) -> float:
         )
         for g in range(groups)
     ]
-    found = float(np.mean([float(loss) for loss in losses])) - math.log(count)
+    found = float(jnp.mean(jnp.stack([jnp.asarray(x) for x in losses]))) - math.log(count)
     return found - float(limit(q, p, pool, jnp.float32(tau)))
 
 

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float
+from jax import Array
+from jaxtyping import Float
 
 from contrastive.geometry import normalize
 from contrastive.losses import clip_loss
@@ -32,7 +33,13 @@ def batches(share: float) -> tuple[Float[Array, "n b d"], Float[Array, "n b d"]]
 
 def mean_loss(images: Array, captions: Array, scale: Array) -> Array:
     """The CLIP loss, mean over the batches."""
-    return jnp.mean(jax.lax.map(lambda both: clip_loss(*both, scale), (images, captions)))
+
+    def one(both: tuple[Array, Array]) -> Array:
+        found = clip_loss(both[0], both[1], scale)
+        assert isinstance(found, Array)
+        return found
+
+    return jnp.mean(jax.lax.map(one, (images, captions)))
 
 
 @jax.jit

@@ -186,8 +186,10 @@ def _cost() -> Table:
             jnp.asarray(normalize(rng.standard_normal((batch, DIM), np.float32))) for _ in range(2)
         )
         forms: dict[str, Callable[[Any, Any], Any]] = {
-            "clip": lambda x, y: clip_loss(x, y, jnp.float32(14)),
-            "siglip": lambda x, y: sigmoid_loss(x, y, jnp.float32(10), jnp.float32(-10)),
+            "clip": lambda x, y: jnp.asarray(clip_loss(x, y, jnp.float32(14))),
+            "siglip": lambda x, y: jnp.asarray(
+                sigmoid_loss(x, y, jnp.float32(10), jnp.float32(-10))
+            ),
         }
         steps = {name: jax.jit(jax.grad(loss, (0, 1))) for name, loss in forms.items()}
         times: dict[str, list[float]] = {name: [] for name in LOSSES}
