@@ -68,15 +68,10 @@ def write_results(folder: SweepFolder, rows: Sequence[Row]) -> list[pathlib.Path
     """Writes ``results.csv`` and ``results.parquet`` (every number) and ``results.md`` (settings,
     the metric and the loss), and returns their paths."""
     summary = folder.summary()
-    table = _table(rows)
-    paths = [folder.path / f"results.{kind}" for kind in ("csv", "parquet", "md")]
-    with whole_file(paths[0]) as path:
-        pyarrow.csv.write_csv(table, path)
-    with whole_file(paths[1]) as path:
-        pyarrow.parquet.write_table(table, path)
-    with whole_file(paths[2]) as path:
+    page = folder.path / "results.md"
+    with whole_file(page) as path:
         path.write_text(_page(summary, rows), encoding="utf-8")
-    return paths
+    return [*write_table(_table(rows), folder.path / "results"), page]
 
 
 def _table(rows: Sequence[Row]) -> pa.Table:
@@ -88,18 +83,30 @@ def _table(rows: Sequence[Row]) -> pa.Table:
         "seconds": [row.state.seconds for row in rows],
     }
     for key in dict.fromkeys(key for row in rows for key in row.trial.settings):
-        columns[key] = _alike([row.trial.settings.get(key) for row in rows])
+        columns[key] = [row.trial.settings.get(key) for row in rows]
     for key in sorted({key for row in rows for key in row.results}):
         columns[key] = [row.results.get(key) for row in rows]
-    return pa.table(columns)
+    return pa.table({name: column(values) for name, values in columns.items()})
 
 
-def _alike(values: list[Any]) -> list[Any]:
-    """A column has one type: of mixed ones, and of groups, the text."""
+def column(values: Sequence[Any]) -> pa.Array:
+    """A column of a table, which has one type: numbers, or the text of what is mixed or a group."""
     kinds = {type(value) for value in values if value is not None}
-    if len(kinds) < 2 and kinds <= {int, float, bool, str}:
-        return values
-    return [None if value is None else str(value) for value in values]
+    if kinds and kinds <= {int, float}:
+        return pa.array([float(v) if isinstance(v, int) and float in kinds else v for v in values])
+    if kinds == {bool}:
+        return pa.array(values)
+    return pa.array([None if value is None else str(value) for value in values], pa.string())
+
+
+def write_table(table: pa.Table, stem: pathlib.Path) -> list[pathlib.Path]:
+    """Writes ``STEM.csv`` and ``STEM.parquet`` and returns their paths."""
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("csv", "parquet")]
+    with whole_file(paths[0]) as path:
+        pyarrow.csv.write_csv(table, path)
+    with whole_file(paths[1]) as path:
+        pyarrow.parquet.write_table(table, path)
+    return paths
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet
 
-from contrastive.sweeps.results import markdown
+from contrastive.sweeps.results import column, markdown, write_table
 from contrastive.whole import whole_file
 
 Cell: TypeAlias = str | int | float | bool | None
@@ -30,6 +28,23 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
 
     def shown(self) -> list[list[str]]:
+        """The rows as people read them."""
+        return [[shown(cell) for cell in row] for row in self.rows]
+
+    def markdown(self) -> str:
+        """A Markdown table with its caption."""
+        return f"{self.caption}\n\n{markdown(self.head, self.shown())}"
+
+    def write(self, folder: pathlib.Path) -> None:
+        """``NAME.csv``, ``NAME.parquet`` and ``NAME.md``."""
+        columns = zip(*self.rows, strict=True)
+        table = {name: column(values) for name, values in zip(self.head, columns, strict=True)}
+        write_table(pa.table(table), folder / self.name)
+        with whole_file(folder / f"{self.name}.md") as path:
+            path.write_text(self.markdown(), encoding="utf-8")
+
+
+def shown(self) -> list[list[str]]:
         """The rows as people read them."""
         return [[shown(cell) for cell in row] for row in self.rows]
 

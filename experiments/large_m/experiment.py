@@ -104,5 +104,8 @@ def run(context: Context) -> Outcome:
             ),
         ),
         checks=tuple(checks),
-        notes=(f"{QUERIES:,} pairs of the synthetic world, the inner mean over {POOL:,} rows.",),
+        notes=(
+            f"{QUERIES:,} pairs of the synthetic world; the limit's inner mean is over {POOL:,} rows, "
+            "and the negatives are disjoint parts of the same rows.",
+        ),
     )
