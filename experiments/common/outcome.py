@@ -44,35 +44,6 @@ class Table:
             path.write_text(self.markdown(), encoding="utf-8")
 
 
-def shown(self) -> list[list[str]]:
-        """The rows as people read them."""
-        return [[shown(cell) for cell in row] for row in self.rows]
-
-    def markdown(self) -> str:
-        """A Markdown table with its caption."""
-        return f"{self.caption}\n\n{markdown(self.head, self.shown())}"
-
-    def write(self, folder: pathlib.Path) -> None:
-        """``NAME.csv``, ``NAME.parquet`` and ``NAME.md``."""
-        columns = [list(column) for column in zip(*self.rows, strict=True)]
-        table = pa.table(
-            {name: _alike(values) for name, values in zip(self.head, columns, strict=True)}
-        )
-        with whole_file(folder / f"{self.name}.csv") as path:
-            pyarrow.csv.write_csv(table, path)
-        with whole_file(folder / f"{self.name}.parquet") as path:
-            pyarrow.parquet.write_table(table, path)
-        with whole_file(folder / f"{self.name}.md") as path:
-            path.write_text(self.markdown(), encoding="utf-8")
-
-
-def _alike(values: list[Cell]) -> list[Any]:
-    kinds = {type(value) for value in values if value is not None}
-    if kinds <= {int, float} or len(kinds) < 2:
-        return [float(v) if isinstance(v, int) and float in kinds else v for v in values]
-    return [None if value is None else str(value) for value in values]
-
-
 def shown(value: Cell) -> str:
     """A cell as text: four significant digits, a true minus."""
     if value is None or (isinstance(value, float) and math.isnan(value)):

@@ -105,7 +105,7 @@ def run(context: Context) -> Outcome:
         ),
         checks=tuple(checks),
         notes=(
-            f"{QUERIES:,} pairs of the synthetic world; the limit's inner mean is over {POOL:,} rows, "
-            "and the negatives are disjoint parts of the same rows.",
+            f"{QUERIES:,} pairs of the synthetic world; the limit's inner mean is over {POOL:,} "
+            "rows, and the negatives are disjoint parts of the same rows.",
         ),
     )
