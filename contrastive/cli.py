@@ -26,10 +26,15 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit status."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    inner: list[str] = []
+    if arguments[:1] == ["launch"] and "--" in arguments:  # what is launched is a command too
+        cut = arguments.index("--")
+        arguments, inner = arguments[:cut], arguments[cut + 1 :]
     options, rest = make_parser().parse_known_args(arguments)
     debug = os.environ.get("CONTRASTIVE_DEBUG")
     try:
         options.overrides = _overrides(options, rest)
+        options.inner = inner
         prepare()
         return options.run(options)
     except UserError as error:
@@ -86,6 +91,8 @@ def _overrides(options: argparse.Namespace, rest: list[str]) -> list[str]:
         takes_keys = "--config" in known or options.command == "import"
         if argument.startswith("--config.") and takes_keys:
             continue
+        if argument.startswith("--on.") and "--on" in known:
+            continue
         close = difflib.get_close_matches(argument.partition("=")[0], known, n=1)
         hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
         raise ConfigError(f"{argument} is not an option of this command{hint}.")
@@ -139,9 +146,19 @@ def make_parser() -> argparse.ArgumentParser:
     embed.set_defaults(run=_embed, parser=embed)
 
     _add_mine(commands)
+    _add_launch(commands)
     _add_weights(commands)
     _add_data_commands(commands)
     return parser
+
+
+def _add_launch(commands: Any) -> None:
+    from contrastive.commands.launch_options import add_launchers
+
+    launch = commands.add_parser(
+        "launch", help="start a run: several processes here, SLURM, Kubernetes, TPU VMs, SkyPilot"
+    )
+    add_launchers(launch, run=_launch)
 
 
 def _add_weights(commands: Any) -> None:
@@ -272,6 +289,12 @@ def _add_evaluate(commands: Any) -> None:
         default=None,
         help="leave the passage of the query's own name out",
     )
+    evaluate.add_argument(
+        "--pooler",
+        metavar="NAME",
+        help="measure with another pooling of texts beside the model's own: mean, max, cls, last, "
+        "weighted_mean; or with its training head: head",
+    )
     evaluate.add_argument("--most", type=int, metavar="N", help="at most so many pictures")
     evaluate.add_argument(
         "--shots", type=int, nargs="+", metavar="K", help="examples a class (1 5 10)"
@@ -345,6 +368,15 @@ def _add_mine(commands: Any) -> None:
         "--margin", type=float, help="a negative scores at least so much less than the positive"
     )
     mine.add_argument("--max-score", type=float, help="a negative scores at most this")
+    mine.add_argument(
+        "--judge", metavar="RUN", help="a cross-encoder's run, which throws out false negatives"
+    )
+    mine.add_argument(
+        "--below", type=float, default=0.5, help="it keeps what is less likely an answer (0.5)"
+    )
+    mine.add_argument(
+        "--candidates", type=int, default=10, help="candidates a pair that it reads (10)"
+    )
     mine.set_defaults(run=_mine, parser=mine)
 
 
@@ -424,6 +456,8 @@ def _sweep(options: argparse.Namespace) -> int:
         launcher=options.launcher or "local",
         parallel=options.parallel,
         retries=options.retries,
+        on=options.on,
+        overrides=options.overrides,
     )
 
 
@@ -447,15 +481,32 @@ def _in_processes(
     """Runs what several processes do together, or this one alone."""
     from contrastive import rendezvous
     from contrastive.processes import Processes
+    from contrastive.training.prefix import prefixed_output
 
     waits = {"limit": options.start_timeout, "lost_after": options.lost_after}
     if options.coordinator == "auto":
         processes = rendezvous.start_detected(**waits)
-    else:
-        launch = rendezvous.find_launch(options.coordinator, options.processes, options.process)
-        if launch is None or launch.count == 1:
-            return run(Processes(), options)
-        processes = rendezvous.start(launch, **waits)
+        if processes.count == 1:
+            return run(processes, options)
+        with prefixed_output(processes.index, processes.count):
+            return _together(run, processes, options)
+    launch = rendezvous.find_launch(options.coordinator, options.processes, options.process)
+    if launch is None or launch.count == 1:
+        return run(Processes(), options)
+    with prefixed_output(launch.index, launch.count):
+        try:
+            processes = rendezvous.start(launch, **waits)
+        except UserError as error:
+            return _fail(options.command, str(error), status=error.status)
+        return _together(run, processes, options)
+
+
+def _together(
+    run: Callable[["Processes", argparse.Namespace], int],
+    processes: "Processes",
+    options: argparse.Namespace,
+) -> int:
+    """One of several processes; when one fails, all end."""
     try:
         return run(processes, options)
     except Exception as error:
@@ -485,6 +536,7 @@ def _train_in(processes: "Processes", options: argparse.Namespace) -> int:
         devices=jax.devices(),
         processes=processes,
         stream=sys.stdout if processes.first else io.StringIO(),
+        command=["contrastive", *sys.argv[1:]],
     )
 
 
@@ -499,6 +551,19 @@ def _supervise(restarts: int, wait: float) -> int:
         print(f"contrastive train: {text}", file=sys.stderr, flush=True)
 
     return Supervisor(command, restarts, say=say, wait=wait, again=again).run()
+
+
+def _launch(options: argparse.Namespace) -> int:
+    from contrastive.commands.launch import launch
+
+    def say(text: str) -> None:
+        print(f"contrastive launch: {text}", file=sys.stderr, flush=True)
+
+    inner = None
+    if options.inner:
+        inner, rest = make_parser().parse_known_args(options.inner)
+        inner.overrides = _overrides(inner, rest)
+    return launch(options, inner, say=say)
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -518,16 +583,20 @@ def _plan(options: argparse.Namespace) -> int:
 def _mine(options: argparse.Namespace) -> int:
     import jax
 
-    from contrastive.commands.mine import mine
+    from contrastive.commands.mine import JudgeConfig, mine
     from contrastive.mining import MiningConfig
     from contrastive.recipe import load_recipe
 
     names = ("count", "skip", "window", "margin", "max_score")
+    judge = None
+    if options.judge is not None:
+        judge = JudgeConfig(run=options.judge, below=options.below, candidates=options.candidates)
     return mine(
         load_recipe(options.config, options.overrides),
         options.output,
         MiningConfig(**{name: getattr(options, name) for name in names}),
         by=options.by,
+        judge=judge,
         devices=jax.devices(),
     )
 
@@ -596,10 +665,13 @@ def _evaluate(options: argparse.Namespace) -> int:
         raise UserError("--task and --data go together: what to measure, and on what.")
     if settings is not None:
         results = evaluate_tasks(
-            path, options.task, settings, output=options.output, devices=jax.devices()
-        )
+            path, options.task, settings, pooler=options.pooler, output=options.output,
+            devices=jax.devices(),
+        )  # fmt: skip
     elif options.output is not None:
         raise UserError("--output goes with --task; a run is evaluated in its own folder.")
+    elif options.pooler is not None:
+        raise UserError("--pooler goes with --task and --data.")
     else:
         results = evaluate_run(path, devices=jax.devices())
     print(json.dumps(results) if options.json else format_table(results))

@@ -10,7 +10,7 @@ ROOMS = (  # from the top; rooms of one line do not import each other
     ("cli",),
     ("commands",),
     ("sweeps",),
-    ("reporting", "planning"),
+    ("reporting", "planning", "launching"),
     ("assembly", "loading", "warm_start", "mining"),
     ("folders",),
     ("recipe",),

@@ -6,6 +6,7 @@ import pathlib
 import resource
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -30,6 +31,8 @@ def sweep(
     launcher: str = "local",
     parallel: int | None = None,
     retries: int | None = None,
+    on: str | None = None,
+    overrides: Sequence[str] = (),
     console: Console | None = None,
 ) -> int:
     """Runs the trials of a sweep that are not done, and writes the table.
@@ -40,6 +43,8 @@ def sweep(
       launcher: A key of :data:`contrastive.sweeps.launchers.LAUNCHERS`.
       parallel: Trials at a time; None: what the file says.
       retries: How often a failed trial is started again; None: what the file says.
+      on: What to ask a scheduler for, ``FILE.py``; see :mod:`contrastive.launching.settings`.
+      overrides: ``--on.KEY=VALUE``.
       console: Where to print; None: the terminal.
 
     Returns:
@@ -54,6 +59,10 @@ def sweep(
         load_sweep(spec), **{name: value for name, value in given.items() if value is not None}
     )
     submit = find_launcher(launcher)
+    if launcher == "local" and (on is not None or overrides):
+        raise UserError(
+            "--on says what to ask a scheduler for: it goes with --launcher=slurm or gke."
+        )
     trials = make_trials(description)
     folder = SweepFolder(output)
     folder.plan(description, trials)
@@ -64,6 +73,8 @@ def sweep(
         parallel=description.parallel,
         retries=description.retries,
         processes=description.processes,
+        on=on,
+        overrides=tuple(overrides),
         say=lambda text: console.print(text, markup=False),
     )
     handle = submit(output, indices, settings) if indices else None

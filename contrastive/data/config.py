@@ -111,6 +111,8 @@ class FieldsConfig:
     negatives_separator: str | None = None  # between negatives in one text; None = it is only one
     # JSON Lines with more negatives, found by a sample's key: {"key": ..., "negatives": [...]}
     negatives_file: str | None = None
+    label: str | None = None  # which of the labels a pair has: its name, or its number from 0
+    labels: tuple[str, ...] = ()  # what a pair may be labelled, for losses that tell them apart
     split: str = "split"  # JSON Lines, Parquet, Arrow: names each row's split, where it exists
     held_out_share: float = 0.1  # kept for "validation" where neither rows nor files name splits
     class_names: str | None = None  # file with a name a line, for captions that are class numbers
@@ -125,6 +127,15 @@ class FieldsConfig:
         if not self.keywords_separator or self.negatives_separator == "":
             raise ConfigError(
                 "config.data.fields.keywords_separator and negatives_separator cannot be empty."
+            )
+        if self.labels and len(set(self.labels)) < max(len(self.labels), 2):
+            raise ConfigError(
+                f"config.data.fields.labels = {self.labels} has to name two labels or more, each "
+                "once."
+            )
+        if self.label is not None and not self.labels:
+            raise ConfigError(
+                "config.data.fields.label has no effect without config.data.fields.labels."
             )
 
 
@@ -301,7 +312,7 @@ class DataConfig:
     # How a picture becomes square: its middle, resized (square); resized, then the middle (clip);
     # stretched (siglip). Together with model.pixel_mean and pixel_std. shortest and stretch are
     # clip's and siglip's rules for models with other statistics. naflex: no square, but as many
-    # patches of resize.patch as image_size has, in the picture's own proportions (not trained yet).
+    # patches of resize.patch as image_size has, in the picture's own proportions.
     preprocessing: Literal["square", "clip", "siglip", "shortest", "stretch", "naflex"] = "square"
     resize: ResizeConfig = dataclasses.field(default_factory=ResizeConfig)
     # How training pictures are decoded and resized. evaluation: as in evaluation, by Pillow. train:
@@ -316,6 +327,9 @@ class DataConfig:
     # Of pairs of texts, what a training batch has as queries: these, or the positives once more
     # (SimCSE: a text and itself under other dropout). Evaluation compares queries with positives
     query_from: Literal["query", "positive"] = "query"
+    # Of pairs of texts, for a cross-encoder: query and passage are one row of text_length ids, with
+    # the begin token before each of them
+    joined: bool = False
     tokenizer: TokenizerConfig = dataclasses.field(default_factory=TokenizerConfig)
     captions: CaptionConfig = dataclasses.field(default_factory=CaptionConfig)
     crop: CropConfig = dataclasses.field(default_factory=CropConfig)
@@ -404,6 +418,11 @@ class DataConfig:
                 f"config.data.image_size = {self.image_size} is no multiple of "
                 f"config.data.resize.patch = {self.resize.patch}."
             )
+        if self.decoding != "evaluation" and self.preprocessing == "naflex":
+            raise ConfigError(
+                f"config.data.decoding = {self.decoding!r} makes squares; "
+                "config.data.preprocessing = 'naflex' keeps proportions."
+            )
         if self.decoding != "evaluation" and self.resize.interpolation != "bicubic":
             raise ConfigError(
                 f"config.data.decoding = {self.decoding!r} resizes by bicubic interpolation; "
@@ -434,6 +453,8 @@ class DataConfig:
                 "config.data.views.second = 'content' needs config.data.check = 'before': which "
                 "pictures have the same content is known only when all have been read."
             )
+        if self.joined and self.tokenizer.hidden:
+            raise ConfigError("config.data.tokenizer.hidden has no effect with config.data.joined.")
         if self.negatives < 0:
             raise ConfigError(f"config.data.negatives = {self.negatives} cannot be negative.")
         if self.content == "first" and self.pairs == "texts":
@@ -454,9 +475,14 @@ class DataConfig:
         return self.crop if stack is None else CropConfig(area=stack.area)
 
     @property
+    def patches(self) -> int:
+        """Of the rule naflex: how many a picture has at most."""
+        return (self.image_size // self.resize.patch) ** 2
+
+    @property
     def room(self) -> int:
         """The side at which pictures wait for their geometry."""
-        if self.random_part.area is not None:
+        if self.random_part.area is not None or self.preprocessing == "naflex":
             return self.image_size
         return self.augment.room(self.image_size)
 
@@ -482,6 +508,7 @@ class DataConfig:
 
 # What has no effect on a kind of pairs.
 _OF_TEXTS = ("query", "positive", "negatives", "negatives_separator", "negatives_file")
+_OF_TEXTS += ("label", "labels")
 _OF_CAPTIONS = ("caption", "keywords", "keywords_separator", "class_names")
 _OF_PICTURES = (
     "preprocessing",
@@ -493,7 +520,7 @@ _OF_PICTURES = (
     "rand_augment",
     "views",
 )
-_PREFIXES = ("query_prefix", "passage_prefix", "query_from")
+_PREFIXES = ("query_prefix", "passage_prefix", "query_from", "joined")
 _UNUSED = {
     "captions": ("views", "negatives", *_PREFIXES),
     "views": ("captions", "negatives", "content", *_PREFIXES),

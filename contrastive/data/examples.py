@@ -38,11 +38,12 @@ from contrastive.data.transforms import (
     TAKES_MIDDLE,
     decode_image,
     evaluation_image,
+    naflex_resized,
     resize,
     shaped,
 )
 from contrastive.data.unchecked import Fetched
-from contrastive.errors import ConfigError, DataError
+from contrastive.errors import DataError
 
 Progress = Callable[[int, int], None]
 _AHEAD = 64  # samples that are read ahead
@@ -63,6 +64,7 @@ class Examples:
       errors: The samples that are left out.
       queries, negatives, negative_ids: Of pairs of texts. A negative that is the positive of some
         pair has its content id.
+      labels: Of pairs of texts with labels, their numbers.
     """
 
     index: Int64[np.ndarray, " n"]
@@ -75,6 +77,7 @@ class Examples:
     queries: Sequence[str] = ()
     negatives: Sequence[Sequence[str]] = ()
     negative_ids: Sequence[Sequence[int]] = ()
+    labels: Int32[np.ndarray, " n"] | None = None
 
     def __len__(self) -> int:
         return len(self.captions)
@@ -105,6 +108,7 @@ class Examples:
             queries=[self.queries[i] for i in rows],
             negatives=[self.negatives[i] for i in rows],
             negative_ids=[self.negative_ids[i] for i in rows],
+            labels=None if self.labels is None else self.labels[rows],
         )
 
 
@@ -112,7 +116,7 @@ def read_pictures(
     record: Record, config: DataConfig, key: UInt64[np.ndarray, " 1"] | None = None
 ) -> list[Image.Image]:
     """The pictures that are made of a record's (:func:`contrastive.data.pairs.parts`), square, no
-    larger than augmentation needs them.
+    larger than augmentation needs them; by the rule ``naflex`` of whole patches.
 
     Args:
       record: The record.
@@ -122,11 +126,6 @@ def read_pictures(
     Raises:
       SampleError: The picture cannot be decoded.
     """
-    if config.preprocessing == "naflex":
-        raise ConfigError(
-            "config.data.preprocessing = 'naflex': pictures of any aspect are for imported models "
-            "in use; training batches hold squares."
-        )
     wanted = pairs.parts(config, key)
     if not wanted:
         return []
@@ -136,7 +135,15 @@ def read_pictures(
         if pictures is not None:
             return pictures
     image = decode_image(record["image"])
+    if config.preprocessing == "naflex":
+        return [_in_proportion(image, part, config) for part in wanted]
     return [_take(image, cut, part, config) for cut, part in zip(cuts, wanted, strict=True)]
+
+
+def _in_proportion(image: Image.Image, part: pairs.Part | None, config: DataConfig) -> Image.Image:
+    if part is not None:
+        image = image.crop(random_part(*image.size, part.key, part.crop))
+    return naflex_resized(image, config.patches, config.resize)
 
 
 def _take(
@@ -306,6 +313,7 @@ class _Rows:
         self.keywords: list[tuple[str, ...]] = []
         self.queries: list[str] = []
         self.negatives: list[list[str]] = []
+        self.labels: list[int] = []
         self.ids: list[int] = []
         self.digests: list[bytes] = []
         self.images: list[Image.Image | None] = []
@@ -320,6 +328,8 @@ class _Rows:
             first = canonical(query).encode("utf-8", "surrogatepass")
         self.queries.append(query)
         self.negatives.append(record.get("negatives", []))
+        if self._config.fields.labels:
+            self.labels.append(record.get("label", 0))
         self.digests.append(hashlib.blake2b(first, digest_size=16).digest())
         self.images.append(picture)
 
@@ -333,6 +343,7 @@ class _Rows:
             content.update(json.dumps(row).encode())
         content.update(b"".join(self.digests))
         content.update(json.dumps(self.negatives).encode() if any(self.negatives) else b"")
+        content.update(json.dumps(self.labels).encode() if self.labels else b"")
         images = [image for image in self.images if image is not None]
         return Examples(
             index=np.array(self.index, np.int64),
@@ -345,6 +356,7 @@ class _Rows:
             queries=self.queries,
             negatives=self.negatives,
             negative_ids=self._negative_ids(ids),
+            labels=np.array(self.labels, np.int32) if self._config.fields.labels else None,
         )
 
     def _features(self, row: int) -> tuple[object, ...]:

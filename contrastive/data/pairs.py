@@ -4,7 +4,11 @@
 picture (or of two pictures of one content), and where small crops are asked for ``crops``
 ``[batch, crops, size, size, 3]``. ``texts``: ``query`` and ``positive``, and where negatives are
 asked for ``negatives`` ``[batch, k, length]`` with ``negative_weight`` and ``negative_id``
-``[batch, k]``, as the losses take them: weight 0 where a pair has fewer than k.
+``[batch, k]``, as the losses take them: weight 0 where a pair has fewer than k. Joined texts are
+``joined`` in the place of both, and ``joined_negatives``: the query with each negative. Labelled
+ones have ``label``.
+
+By the rule ``naflex`` a picture is ``[patches, bytes]``: patches with their places.
 """
 
 from collections.abc import Sequence
@@ -14,12 +18,13 @@ import numpy as np
 from jaxtyping import Int32, UInt8, UInt64
 from PIL import Image
 
-from contrastive.data.augment import augment, augment_as
+from contrastive.data.augment import augment, augment_as, augment_in_proportion
 from contrastive.data.captions import choose_captions
 from contrastive.data.config import DataConfig
 from contrastive.data.draws import derived, uniform
 from contrastive.data.picture_config import CropConfig
 from contrastive.data.tokenizer import Tokenizer
+from contrastive.data.transforms import naflex_cut
 from contrastive.data.unchecked import UNKNOWN, Fetched
 
 _FIRST, _SECOND, _SMALL = "view a", "view b", "small view"
@@ -98,11 +103,28 @@ def _tokens(
 
 def _pixels(
     images: Sequence[Image.Image], keys: Keys, config: DataConfig, size: int, view: int = 0
-) -> UInt8[np.ndarray, "batch size size 3"]:
+) -> UInt8[np.ndarray, "batch size size 3"] | UInt8[np.ndarray, "batch patches bytes"]:
     stack = config.stack.stack
+    if config.preprocessing == "naflex":
+        return _patches(images, keys, config, view)
     if stack is not None:
-        return augment_as(stack, images, keys, size, config.rand_augment, view)
+        return augment_as(stack, images, keys, config.rand_augment, view)
     return augment(images, keys, config.augment, size, config.rand_augment)
+
+
+def _patches(
+    images: Sequence[Image.Image], keys: Keys, config: DataConfig, view: int
+) -> UInt8[np.ndarray, "batch patches bytes"]:
+    """Pictures of any proportions, each augmented by itself, as patches with their places."""
+    stack = config.stack.stack
+    if stack is None:
+        changed = augment_in_proportion(images, keys, config.augment, config.rand_augment)
+    else:
+        changed = [
+            augment_as(stack, [image], keys[i : i + 1], config.rand_augment, view)[0]
+            for i, image in enumerate(images)
+        ]
+    return np.stack([naflex_cut(x, config.patches, config.resize.patch) for x in changed])
 
 
 def view_batch(
@@ -136,11 +158,17 @@ def _texts(
     first = found.captions if config.query_from == "positive" else found.queries
     queries = [config.query_prefix + text for text in first]
     positives = [config.passage_prefix + text for text in found.captions]
-    query, cut_query = _tokens(queries, keys, "hidden query", config, tokenizer)
-    positive, cut = _tokens(positives, keys, "hidden positive", config, tokenizer)
-    batch = {"query": query, "positive": positive}
+    batch: dict[str, np.ndarray] = {}
+    if found.labels is not None:
+        batch["label"] = found.labels
+    if config.joined:
+        batch["joined"], cut = tokenizer.encode_joined(queries, positives)
+    else:
+        batch["query"], cut_query = _tokens(queries, keys, "hidden query", config, tokenizer)
+        batch["positive"], cut = _tokens(positives, keys, "hidden positive", config, tokenizer)
+        cut += cut_query
     if not config.negatives:
-        return batch, cut_query + cut
+        return batch, cut
     rows, count = len(keys), config.negatives
     texts: list[str] = []
     batch["negative_weight"] = np.zeros((rows, count), np.float32)
@@ -152,9 +180,13 @@ def _texts(
         batch["negative_weight"][i, : len(chosen)] = 1.0
         if chosen:
             batch["negative_id"][i, : len(chosen)] = [found.negative_ids[i][j] for j in chosen]
-    ids, cut_negatives = _tokens(texts, keys, "hidden negatives", config, tokenizer)
-    batch["negatives"] = ids.reshape(rows, count, -1)
-    return batch, cut_query + cut + cut_negatives
+    if config.joined:
+        each = [query for query in queries for _ in range(count)]
+        ids, cut_negatives = tokenizer.encode_joined(each, texts)
+    else:
+        ids, cut_negatives = _tokens(texts, keys, "hidden negatives", config, tokenizer)
+    batch["joined_negatives" if config.joined else "negatives"] = ids.reshape(rows, count, -1)
+    return batch, cut + cut_negatives
 
 
 def choose_negatives(negatives: Sequence[Sequence[str]], keys: Keys, count: int) -> list[list[int]]:

@@ -26,6 +26,8 @@ class LaunchSettings:
     parallel: int = 1  # trials at a time
     retries: int = 1  # how often a failed trial is started again
     processes: int = 1  # processes of one trial
+    on: str | None = None  # what to ask a scheduler for: --on=FILE.py
+    overrides: tuple[str, ...] = ()  # --on.KEY=VALUE
     say: Callable[[str], None] = print  # receives a sentence about what happens
 
 
@@ -35,6 +37,8 @@ Launcher: TypeAlias = Callable[[pathlib.Path, Sequence[int], LaunchSettings], st
 # Imported when they are used: a launcher may need what not everyone has.
 LAUNCHERS: Mapping[str, str] = {
     "local": "contrastive.sweeps.local:submit",
+    "slurm": "contrastive.sweeps.slurm:submit",
+    "gke": "contrastive.sweeps.gke:submit",
 }
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from contrastive.errors import UserError
 
-_OF_FILES = ("output", "launcher", "parallel", "retries")
+_OF_FILES = ("output", "launcher", "on", "parallel", "retries")
 _OF_TRIALS = ("coordinator", "processes", "process")
 
 
@@ -21,7 +21,12 @@ def add_sweep(commands: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("path", metavar="FILE_OR_DIR", help="FILE.py[:ARGUMENT], or the folder")
     parser.add_argument("--output", type=pathlib.Path, metavar="DIR", help="the sweep's folder")
-    parser.add_argument("--launcher", help="who runs the trials (local)")
+    parser.add_argument("--launcher", help="who runs the trials: local, slurm, gke (local)")
+    parser.add_argument(
+        "--on",
+        metavar="FILE.py",
+        help="what to ask slurm or gke for, as in contrastive launch; --on.KEY=VALUE changes a key",
+    )
     parser.add_argument("--parallel", type=int, metavar="N", help="trials at a time")
     parser.add_argument(
         "--retries", type=int, metavar="N", help="how often a failed trial is started again"

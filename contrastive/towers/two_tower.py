@@ -11,10 +11,12 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, UInt8
 
 from contrastive.errors import ConfigError, UserError
+from contrastive.losses import pair_features
 from contrastive.pairs import TOWERS, Pairs
 from contrastive.towers import layers, sharding
 from contrastive.towers.bag import BagConfig, BagTower
 from contrastive.towers.convnet import ConvTower, ConvTowerConfig
+from contrastive.towers.convnext import ConvNeXt, ConvNeXtConfig
 from contrastive.towers.encoder import Encoder, EncoderConfig
 from contrastive.towers.head import Head, HeadConfig, PredictorConfig
 from contrastive.towers.naflex import PLACE, NaFlexConfig, NaFlexTransformer
@@ -24,9 +26,11 @@ from contrastive.towers.vit import VisionTransformer, VisionTransformerConfig
 
 Role = Literal["query", "passage"]
 """Which half of a pair of texts a text is."""
-ImageConfig: TypeAlias = ConvTowerConfig | VisionTransformerConfig | ResNetConfig | NaFlexConfig
+ImageConfig: TypeAlias = (
+    ConvTowerConfig | VisionTransformerConfig | ResNetConfig | NaFlexConfig | ConvNeXtConfig
+)
 TextConfig: TypeAlias = TextTransformerConfig | EncoderConfig | BagConfig
-ImageTower: TypeAlias = ConvTower | VisionTransformer | ResNet | NaFlexTransformer
+ImageTower: TypeAlias = ConvTower | VisionTransformer | ResNet | NaFlexTransformer | ConvNeXt
 TextTower: TypeAlias = TextTransformer | Encoder | BagTower
 
 
@@ -61,6 +65,13 @@ class TwoTowerConfig:
             raise ConfigError(f"model.pixel_std = {self.pixel_std} has to be positive.")
         if self.image is None and self.text is None:
             raise ConfigError("model.image and model.text are both None: there is no tower.")
+        for name in ("image", "text"):
+            flash = getattr(getattr(self, name), "attention", "xla") == "flash"
+            if flash and self.dtype == "float32":
+                raise ConfigError(
+                    f"model.{name}.attention = 'flash' computes in bfloat16; model.dtype is "
+                    f"{self.dtype!r}."
+                )
 
     def check_towers(self, pairs: Pairs) -> None:
         """Raises :class:`ConfigError` where a tower is None that this kind of pair needs."""
@@ -107,6 +118,9 @@ class TwoTower(nnx.Module):
       end_id: The token that ends a text; None: there is none.
       scale_init: First value of ``exp(log_scale)``: 1/0.07 in CLIP, 10 in SigLIP.
       bias_init: First value of the logit bias (−10 in SigLIP); None: the loss has no bias.
+      judgements: Numbers that a pair of texts is judged by: a logit for each label, or one score;
+        0: pairs are compared by their rows alone.
+      joined: Whether judged texts are one row of ids.
       rngs: Streams; keys come from ``params``.
 
     Raises:
@@ -126,6 +140,8 @@ class TwoTower(nnx.Module):
         end_id: int | None = None,
         scale_init: float = 1 / 0.07,
         bias_init: float | None = None,
+        judgements: int = 0,
+        joined: bool = False,
         rngs: nnx.Rngs,
     ):
         if scale_init <= 0.0:
@@ -151,6 +167,7 @@ class TwoTower(nnx.Module):
         self.passage = text() if pairs == "texts" and not config.shared else None
         self.head = head(config.head, output)
         self.predictor = head(config.predictor, self.head.outputs if self.head else output)
+        self.judgement = None if not judgements else _judgement(output, judgements, joined, rngs)
         self.log_scale = nnx.Param(jnp.float32(math.log(scale_init)))
         self.bias = None if bias_init is None else nnx.Param(jnp.float32(bias_init))
 
@@ -209,6 +226,19 @@ class TwoTower(nnx.Module):
 
         return sharding.on_rows(tower, encode, tokens, keys).astype(jnp.float32)
 
+    def judge(
+        self, first: Float[Array, "batch *k dim"], second: Float[Array, "batch dim"] | None = None
+    ) -> Float[Array, "batch *k judgements"]:
+        """Logits of the labels, or a score: of the raw rows of both texts by (u, v, |u − v|), or of
+        that of the joined text.
+
+        Raises:
+          ValueError: The model was not built to judge.
+        """
+        if self.judgement is None:
+            raise ValueError("this model compares rows; it was not built to judge pairs.")
+        return self.judgement(first if second is None else pair_features(first, second))
+
     def _encode_patches(
         self, tower: NaFlexTransformer, images: jax.Array, keys: jax.Array | None
     ) -> jax.Array:
@@ -234,6 +264,12 @@ class TwoTower(nnx.Module):
         return (x - mean[None, None, None]) / std[None, None, None]
 
 
+def _judgement(dim: int, judgements: int, joined: bool, rngs: nnx.Rngs) -> layers.Dense:
+    inputs = dim if joined else 3 * dim
+    init = layers.normal(inputs**-0.5)
+    return layers.Dense(inputs, judgements, axes=("output", "output"), init=init, rngs=rngs)
+
+
 class MissingTower(UserError):
     """Something is to be encoded that the model has no tower for."""
 
@@ -248,6 +284,8 @@ def image_tower(config: ImageConfig, *, size: int, output: int, rngs: nnx.Rngs) 
         return ConvTower(config, image_size=size, output=output, rngs=rngs)
     if isinstance(config, NaFlexConfig):
         return NaFlexTransformer(config, output=output, rngs=rngs)
+    if isinstance(config, ConvNeXtConfig):
+        return ConvNeXt(config, image_size=size, output=output, rngs=rngs)
     if isinstance(config, ResNetConfig):
         return ResNet(config, image_size=size, output=output, rngs=rngs)
     return VisionTransformer(config, image_size=size, output=output, rngs=rngs)
