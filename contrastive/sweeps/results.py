@@ -117,22 +117,57 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def cells(rows: Sequence[Row], metric: str) -> tuple[list[str], list[list[str]]]:
-    """Head and lines of the table that people read."""
-    keys = list(dict.fromkeys(key for row in rows for key in row.trial.settings))
-    numbers = list(dict.fromkeys([metric, "train/loss"]))
-    head = ["trial", *keys, "status", "attempts", "seconds", *numbers]
+    """Head and lines of the table that people read: settings that differ, and the metric."""
+    keys = _differing(rows)
+    head = ["trial", *keys, *_RESULTS, *_numbers(metric)]
     lines = [
         [
             str(row.trial.index),
             *(_shown(row.trial.settings.get(key)) for key in keys),
-            row.state.status + (f": {row.state.reason}" if row.state.reason else ""),
-            str(row.state.attempts),
-            f"{row.state.seconds:.0f}",
-            *(_shown(row.results.get(name)) for name in numbers),
+            *_result(row, metric),
         ]
         for row in rows
     ]
     return head, lines
+
+
+def brief(rows: Sequence[Row], metric: str) -> tuple[list[str], list[list[str]]]:
+    """The same for a terminal, which is narrow: settings in one cell, the last words of keys."""
+    keys = _differing(rows)
+    head = ["trial", "settings", *_RESULTS, *(_last(name) for name in _numbers(metric))]
+    lines = []
+    for row in rows:
+        settings = row.trial.settings
+        words = [f"{_last(key, '.')}={_shown(settings[key])}" for key in keys if key in settings]
+        lines.append([str(row.trial.index), " ".join(words), *_result(row, metric)])
+    return head, lines
+
+
+_RESULTS = ("status", "attempts", "seconds")
+
+
+def _differing(rows: Sequence[Row]) -> list[str]:
+    """Keys of the settings that are not the same in all trials."""
+    keys = dict.fromkeys(key for row in rows for key in row.trial.settings)
+    return [key for key in keys if len({str(row.trial.settings.get(key)) for row in rows}) > 1]
+
+
+def _numbers(metric: str) -> list[str]:
+    return list(dict.fromkeys([metric, "train/loss"]))
+
+
+def _last(name: str, separator: str = "/") -> str:
+    return name.rpartition(separator)[2]
+
+
+def _result(row: Row, metric: str) -> list[str]:
+    state = row.state
+    return [
+        state.status + (f": {state.reason}" if state.reason else ""),
+        str(state.attempts),
+        f"{state.seconds:.0f}",
+        *(_shown(row.results.get(name)) for name in _numbers(metric)),
+    ]
 
 
 def _shown(value: Any) -> str:
