@@ -53,8 +53,8 @@ def run(context: Context) -> Outcome:
         plots=tuple(_plot(kind, sizes[kind]) for kind in KINDS),
         checks=tuple(_check(kind, sizes[kind]) for kind in KINDS),
         notes=(
-            "The better learning rate is chosen by the numbers that are shown, for both losses alike: "
-            "that favours neither, and flatters both.",
+            "The better learning rate is chosen by the numbers that are shown, for both losses "
+            "alike: that favours neither, and flatters both.",
             "Pod scale, from the same file: `contrastive sweep "
             "experiments/sigmoid_vs_softmax/sweep.py:pod --output=DIR --launcher=slurm`; 512 to "
             "1,048,576 pairs a step, 2^30 seen.",
