@@ -7,13 +7,16 @@ The argument chooses the image tower: ``b32``, ``b16``, ``l14`` (Radford et al. 
 https://arxiv.org/abs/2103.00020: 32,768 pairs a step, 12.8 billion in all) or ``h14``
 (Cherti et al. 2022, https://arxiv.org/abs/2212.07143: 79,104 pairs a step, 34 billion in all).
 
-The data are synthetic (random pairs): good for plans, dry runs and throughput. For a model, name
-yours, such as ``--config.data.source='laion/{00000..41455}.tar'`` (docs/data.md).
+Without a second word the data are synthetic (random pairs): good for plans, dry runs and
+throughput. ``clip.py:b16,laion2b`` reads that set from ``data/laion2b``; known are ``laion400m``,
+``laion2b``, ``datacomp1b``, ``cc12m`` and ``webli`` (contrastive/data/published.py says how they
+lie), and yours is named by ``--config.data.source=…`` (docs/data.md).
 """
 
 from ml_collections import ConfigDict
 
 from contrastive.config import to_dict
+from contrastive.data.published import pictures
 from contrastive.towers import sizes
 
 # image tower, pairs a step, pairs in all, peak learning rate
@@ -25,8 +28,9 @@ _RECIPES = {
 }
 
 
-def get_config(size: str = "b16") -> ConfigDict:
+def get_config(argument: str = "b16") -> ConfigDict:
     """The recipe; everything that is not named here has the default of its dataclass."""
+    size, _, data = argument.partition(",")
     tower, batch_size, pairs, learning_rate = sizes.published(_RECIPES, size)
     published = sizes.published(sizes.CLIP, tower)
     config = ConfigDict()
@@ -40,6 +44,10 @@ def get_config(size: str = "b16") -> ConfigDict:
     config.data.text_length = published.text_length
     config.data.tokenizer = ConfigDict()
     config.data.tokenizer.vocabulary_size = published.vocabulary_size
+    if data:
+        config.name += f"-{data}"
+        config.data.update(pictures(data, reading="clip"))
+        config.data.tokenizer.preset = "clip"
 
     # bfloat16 computation, float32 parameters; of a block only what enters it is kept
     config.model = ConfigDict(to_dict(sizes.frugal(published.model)))

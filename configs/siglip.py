@@ -10,20 +10,25 @@ with 20,000 steps of warm-up and cosine, decoupled weight decay 1e-4 a step (her
 learning rate: 0.1), second-moment decay .95, gradients of norm 1 at most. The papers use an
 Adafactor; here it is AdamW.
 
-The data are synthetic (random pairs): good for plans, dry runs and throughput. For a model, name
-yours, such as ``--config.data.source='laion/{00000..41455}.tar'`` (docs/data.md).
+Without a second word the data are synthetic (random pairs): good for plans, dry runs and
+throughput. ``siglip.py:b16,webli`` reads a set from ``data/webli`` with the tokenizer that SigLIP's
+authors publish, ``data/siglip/sentencepiece.model``; known are ``laion400m``, ``laion2b``,
+``datacomp1b``, ``cc12m`` and ``webli`` (contrastive/data/published.py says how they lie), and yours
+is named by ``--config.data.source=…`` (docs/data.md).
 """
 
 from ml_collections import ConfigDict
 
 from contrastive.config import to_dict
+from contrastive.data.published import pictures
 from contrastive.towers import sizes
 
 _TOWERS = {"b16": "B/16", "l16": "L/16", "so400m": "So400m/14", "g": "g/14"}
 
 
-def get_config(size: str = "b16") -> ConfigDict:
+def get_config(argument: str = "b16") -> ConfigDict:
     """The recipe; everything that is not named here has the default of its dataclass."""
+    size, _, data = argument.partition(",")
     published = sizes.published(sizes.SIGLIP, sizes.published(_TOWERS, size))
     config = ConfigDict()
     config.name = f"siglip-{size}"
@@ -39,6 +44,12 @@ def get_config(size: str = "b16") -> ConfigDict:
 
     # bfloat16 computation, float32 parameters; of a block only what enters it is kept
     config.model = ConfigDict(to_dict(sizes.frugal(published.model)))
+    if data:
+        config.name += f"-{data}"
+        config.data.update(pictures(data, reading="siglip"))
+        config.data.tokenizer.preset = "siglip"
+        config.data.tokenizer.path = "data/siglip/sentencepiece.model"
+        config.model.text.vocabulary_size = published.vocabulary_size
 
     config.loss = ConfigDict()
     config.loss.name = "siglip"  # scale starts at 10, bias at -10

@@ -368,6 +368,15 @@ def _add_mine(commands: Any) -> None:
         "--margin", type=float, help="a negative scores at least so much less than the positive"
     )
     mine.add_argument("--max-score", type=float, help="a negative scores at most this")
+    mine.add_argument(
+        "--judge", metavar="RUN", help="a cross-encoder's run, which throws out false negatives"
+    )
+    mine.add_argument(
+        "--below", type=float, default=0.5, help="it keeps what is less likely an answer (0.5)"
+    )
+    mine.add_argument(
+        "--candidates", type=int, default=10, help="candidates a pair that it reads (10)"
+    )
     mine.set_defaults(run=_mine, parser=mine)
 
 
@@ -574,16 +583,20 @@ def _plan(options: argparse.Namespace) -> int:
 def _mine(options: argparse.Namespace) -> int:
     import jax
 
-    from contrastive.commands.mine import mine
+    from contrastive.commands.mine import JudgeConfig, mine
     from contrastive.mining import MiningConfig
     from contrastive.recipe import load_recipe
 
     names = ("count", "skip", "window", "margin", "max_score")
+    judge = None
+    if options.judge is not None:
+        judge = JudgeConfig(run=options.judge, below=options.below, candidates=options.candidates)
     return mine(
         load_recipe(options.config, options.overrides),
         options.output,
         MiningConfig(**{name: getattr(options, name) for name in names}),
         by=options.by,
+        judge=judge,
         devices=jax.devices(),
     )
 

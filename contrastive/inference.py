@@ -43,6 +43,7 @@ from contrastive.towers import (
 from contrastive.towers.naflex import PLACE
 
 _SHORTEST = 32  # shorter texts are padded to this length, where they may be longer
+View: TypeAlias = Literal["image", "judged"] | Role
 Picture: TypeAlias = str | os.PathLike | bytes | Image.Image | np.ndarray
 
 
@@ -133,7 +134,16 @@ def _sizes_of(
         "end_id": end_id,
         "scale_init": scale,
         "bias_init": bias,
+        "judgements": judgements(recipe),
+        "joined": recipe.data.joined,
     }
+
+
+def judgements(recipe: ModelSettings) -> int:
+    """Numbers that the model judges a pair of texts by; 0: it compares rows."""
+    if recipe.loss.name == "relevance":
+        return 1
+    return len(recipe.data.fields.labels) if recipe.loss.name == "classifier" else 0
 
 
 @partial(jax.jit, static_argnames=("config", "sizes"))
@@ -320,6 +330,38 @@ class Model:
         rows[order] = rows.copy()
         return rows
 
+    def judge(
+        self, queries: Sequence[str], passages: Sequence[str]
+    ) -> Float32[np.ndarray, "pairs judgements"]:
+        """What the model says of pairs of texts: logits of ``config.data.fields.labels``, or one
+        score, whose sigmoid is the probability that they belong together.
+
+        Args:
+          queries: The first text of each pair.
+          passages: The second one.
+
+        Raises:
+          UserError: The model compares rows and judges no pairs, or came without a tokenizer.
+          ValueError: As many passages as queries are expected.
+        """
+        data, tokenizer, size = self.recipe.data, self.tokenizer, judgements(self.recipe)
+        if not size or tokenizer is None:
+            raise UserError(
+                "this model judges no pairs; train one with config.loss.name = 'classifier' or "
+                "'relevance' (configs/sentence_bert.py)."
+            )
+        if len(queries) != len(passages):
+            raise ValueError(f"{len(queries)} queries with {len(passages)} passages.")
+
+        def read(part: range) -> np.ndarray:
+            first = [data.query_prefix + queries[i] for i in part]
+            second = [data.passage_prefix + passages[i] for i in part]
+            if data.joined:
+                return tokenizer.encode_joined(first, second).ids[:, None]
+            return np.stack([tokenizer.encode(first), tokenizer.encode(second)], axis=1)
+
+        return self._encode("judged", len(queries), read, size)
+
     def _checked(self, ids: np.ndarray) -> Int32[np.ndarray, "texts length"]:
         """Token ids that someone gives, as the tower reads them."""
         if ids.dtype.kind not in "iu" or ids.ndim != 2:
@@ -373,9 +415,13 @@ class Model:
         return Model(self.recipe, towers, self.tokenizer, devices, **options)
 
     def _encode(
-        self, view: Literal["image"] | Role, count: int, read: Callable[[range], np.ndarray]
+        self,
+        view: View,
+        count: int,
+        read: Callable[[range], np.ndarray],
+        size: int | None = None,
     ) -> np.ndarray:
-        rows = np.empty((count, self.embedding_dim), np.float32)
+        rows = np.empty((count, size or self.embedding_dim), np.float32)
         sharding, head = batch_sharding(self._mesh), self._head is not None
         parts = [
             range(start, min(start + self.batch_size, count))
@@ -476,11 +522,15 @@ def _encode(
     parameters: Any,  # nnx.State
     rows: Shaped[Array, "batch ..."],
     graphdef: nnx.GraphDef,
-    view: Literal["image"] | Role,
+    view: View,
     mesh: Mesh,
     head: bool,
 ) -> Float32[Array, "batch dim"]:
     towers = nnx.merge(graphdef, parameters)
+    if view == "judged":
+        roles: tuple[Role, ...] = ("query", "passage")[: rows.shape[1]]
+        raw = [towers.encode_text(rows[:, i], role=role) for i, role in enumerate(roles)]
+        return jax.sharding.reshard(towers.judge(*raw), NamedSharding(mesh, PartitionSpec()))
     raw = towers.encode_image(rows) if view == "image" else towers.encode_text(rows, role=view)
     raw = towers.head(raw) if head else raw
     return jax.sharding.reshard(normalize(raw), NamedSharding(mesh, PartitionSpec()))

@@ -2,10 +2,12 @@
 
 Candidates are ranked by BM25 or by a model (exactly, in blocks). A candidate of the query's own
 content is never taken, whatever its rank; a window of ranks and limits on the score leave out what
-is too near to be wrong. (Such limits are those of the miner of sentence-transformers.)
+is too near to be wrong. (Such limits are those of the miner of sentence-transformers.) A
+cross-encoder may read what is left and throw out what belongs to the query after all.
 """
 
 import dataclasses
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -107,6 +109,37 @@ def mine(corpus: Corpus, scores: Scores, config: MiningConfig) -> Iterator[list[
             if config.max_score is not None:
                 fits &= score <= config.max_score
             yield ranked[fits][: config.count].tolist()
+
+
+Judge = Callable[[Sequence[str], Sequence[str]], Float32[np.ndarray, " pairs"]]
+"""How likely passages belong to queries, pair by pair: probabilities."""
+
+
+def without_false(
+    corpus: Corpus, mined: Iterator[list[int]], judge: Judge, *, below: float, count: int
+) -> Iterator[list[int]]:
+    """Of the negatives of each query the first that a judge finds unlikely to belong to it.
+
+    Args:
+      corpus: Queries and passages.
+      mined: Candidates of each query, the hardest first, more than are wanted.
+      judge: Reads the pairs of some queries at a time.
+      below: The probability from which on a candidate is a false negative.
+      count: Negatives a query, at most.
+
+    Yields:
+      Places of passages; fewer where fewer are left.
+    """
+    queries = iter(range(len(corpus.queries)))
+    while block := list(itertools.islice(zip(queries, mined, strict=False), BLOCK_ROWS)):
+        pairs = [(query, passage) for query, some in block for passage in some]
+        found = judge(
+            [corpus.queries[query] for query, _ in pairs],
+            [corpus.passages[passage] for _, passage in pairs],
+        )
+        likely = iter(np.asarray(found).tolist())
+        for _, some in block:
+            yield [passage for passage in some if next(likely) < below][:count]
 
 
 def bm25(corpus: Corpus) -> Scores:

@@ -12,7 +12,7 @@ from contrastive.data.transforms import PIXEL_STATISTICS
 from contrastive.errors import ConfigError, UserError
 from contrastive.evaluation.suite import EvaluationConfig
 from contrastive.mesh import MeshConfig
-from contrastive.objectives import LossConfig, MomentumConfig
+from contrastive.objectives import JUDGES, LossConfig, MomentumConfig
 from contrastive.towers import (
     ConvNeXtConfig,
     ConvTowerConfig,
@@ -107,6 +107,8 @@ class Recipe:
         """Data, model, loss and momentum encoder go with each other."""
         self.model.check_pairs(self.data.pairs)
         self.loss.check_negatives(self.data.negatives)
+        self.loss.check_judged(labels=len(self.data.fields.labels), joined=self.data.joined)
+        self._check_judged()
         self.momentum.check(
             loss=self.loss.name,
             batch_size=self.batch_size,
@@ -138,6 +140,18 @@ class Recipe:
             raise ConfigError(
                 f"config.train.microbatches = {chunks}: with config.model.image.statistics = "
                 "'batch' the tower needs the whole batch at once; 'fixed' goes with chunks."
+            )
+
+    def _check_judged(self) -> None:
+        """A layer that judges pairs stands right behind the tower."""
+        if self.loss.name not in JUDGES:
+            return
+        where = f"config.loss.name = {self.loss.name!r}"
+        if self.model.head.layers:
+            raise ConfigError(f"{where} has a layer of its own; config.model.head has no effect.")
+        if self.data.joined and not self.model.shared:
+            raise ConfigError(
+                "config.data.joined = True needs one tower: config.model.shared has to be True."
             )
 
     def _check_best(self) -> None:

@@ -9,6 +9,7 @@ import pathlib
 import pytest
 
 from contrastive import config as config_lib
+from contrastive.data.published import PICTURES
 from contrastive.errors import ConfigError
 from contrastive.recipe import check_resumable, load_recipe, read_recipe, write_recipe
 
@@ -18,7 +19,13 @@ RECIPES = (
     "emoji.py:naflex",
     *("clip.py:b32", "clip.py:b16", "clip.py:l14", "clip.py:h14"),
     *("siglip.py:b16", "siglip.py:l16", "siglip.py:so400m", "siglip.py:g"),
+    *("clip.py:b32,laion400m", "clip.py:l14,datacomp1b", "clip.py:b16,cc12m"),
+    *("siglip.py:b16,webli", "siglip.py:so400m,laion2b", "siglip2.py:b16,webli"),
+    *("siglip2.py:b16", "siglip2.py:l16", "siglip2.py:so400m", "siglip2.py:gopt"),
+    *("lit.py:b16", "lit.py:l16", "lit.py:b16,cc12m", "flip.py:b16", "flip.py:l16", "flip.py:l14"),
+    *("flip.py:h14", "flip.py:l16-unmasked", "flip.py:l14,laion400m"),
     *("mnrl.py:bag", "mnrl.py:transformer", "e5.py", "gte.py", "simcse.py:unsup", "simcse.py:sup"),
+    *(f"sentence_bert.py:{objective}" for objective in ("softmax", "triplet", "cross", "rank")),
     *("dpr.py:debian", "dpr.py:bm25", "dpr.py:wordnet"),
     *("simclr.py:artists", "simclr.py:augmented", "simclr.py:resnet", "moco.py:v2", "moco.py:v3"),
 )
@@ -33,6 +40,24 @@ def test_shipped_recipes_are_what_the_golden_dump_says(spec, request):
     if request.config.getoption("--rewrite-golden"):
         golden.write_text(dump)
     assert golden.read_text() == dump
+
+
+@pytest.mark.parametrize("data", PICTURES)
+@pytest.mark.parametrize(
+    "recipe", ["clip.py:b16", "siglip.py:b16", "siglip2.py:b16", "flip.py:b16"]
+)
+def test_published_sets_go_with_the_recipes_for_pods(recipe, data):
+    found = load_recipe(str(ROOT / "configs" / f"{recipe},{data}")).data
+    assert data in found.source
+    assert found.kind == ("tfds" if data == "webli" else "webdataset")
+    assert not found.augment.geometric
+
+
+def test_unknown_sets_and_towers_are_answered_with_the_known():
+    with pytest.raises(ConfigError, match="'laion5b'; known are laion400m"):
+        load_recipe(str(ROOT / "configs" / "clip.py:b16,laion5b"))
+    with pytest.raises(ConfigError, match="'l32'; known are b16, l16"):
+        load_recipe(str(ROOT / "configs" / "lit.py:l32"))
 
 
 def test_a_recipe_survives_the_way_through_its_file(tmp_path):
@@ -91,6 +116,14 @@ def test_contradictions_are_named(override, words):
         ),
         ("simclr.py", "--config.data.views.small=2 --config.loss.name=siglip", "by a softmax"),
         ("simcse.py:sup", "--config.loss.name=gte", "takes no negatives"),
+        ("e5.py", "--config.loss.name=classifier --config.loss.scale_init=none", "fields.labels"),
+        ("sentence_bert.py", "--config.loss.name=clip", "reads no labels"),
+        ("sentence_bert.py", "--config.loss.scale_init=20.0", "has no scale"),
+        ("sentence_bert.py", "--config.model.head.layers=2", "a layer of its own"),
+        ("sentence_bert.py:cross", "--config.model.shared=false", "needs one tower"),
+        ("sentence_bert.py:rank", "--config.data.joined=false", "scores joined texts"),
+        ("sentence_bert.py:rank", "--config.data.negatives=0", "set config.data.negatives"),
+        ("e5.py", "--config.data.joined=true", "makes one row of them"),
         ("e5.py", "--config.model.image.epsilon=1e-4", "config.model.image has no effect"),
     ],
 )

@@ -1,9 +1,13 @@
 """``contrastive mine``: a file of hard negatives for the pairs of a recipe."""
 
+import dataclasses
 import json
 import pathlib
 import sys
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import numpy as np
 
 from contrastive import mining
 from contrastive.data.config import DataConfig
@@ -11,7 +15,7 @@ from contrastive.data.examples import Examples, read_examples
 from contrastive.data.records import Source
 from contrastive.data.sources import open_source
 from contrastive.data.text_fields import TextFields
-from contrastive.errors import UserError
+from contrastive.errors import ConfigError, UserError
 from contrastive.loading import load
 from contrastive.mesh import Devices
 from contrastive.recipe import Recipe
@@ -20,12 +24,29 @@ from contrastive.whole import whole_file
 BM25 = "bm25"
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JudgeConfig:
+    """A run with ``config.loss.name = 'relevance'`` that reads candidates before they are taken."""
+
+    run: str  # its folder
+    below: float = 0.5  # a candidate that belongs to the query with this probability is left out
+    candidates: int = 10  # of each query that are read, at most
+
+    def __post_init__(self) -> None:
+        if not 0 < self.below <= 1 or self.candidates < 1:
+            raise ConfigError(
+                f"--below = {self.below} has to lie between 0 and 1, and --candidates = "
+                f"{self.candidates} has to be at least 1."
+            )
+
+
 def mine(
     recipe: Recipe,
     output: pathlib.Path,
     config: mining.MiningConfig,
     *,
     by: str = BM25,
+    judge: JudgeConfig | None = None,
     devices: Devices | None = None,
     stream: Any = sys.stdout,
 ) -> int:
@@ -37,6 +58,7 @@ def mine(
       output: The file to write.
       config: Which candidates are taken.
       by: ``bm25``, or the folder of a run whose model ranks.
+      judge: The cross-encoder that throws false negatives out; None: nothing is thrown out.
       devices: Where a model computes; None: the default device.
       stream: Where it is said what was done.
 
@@ -64,8 +86,12 @@ def mine(
         model = load(by, devices=devices)
         passages = model.encode_text(corpus.passages, role="passage")
         scores = mining.cosine(model.encode_text(corpus.queries), passages)
+    if judge is None:
+        mined = mining.mine(corpus, scores, config)
+    else:
+        mined = _judged(corpus, scores, config, judge, devices)
     lines, total = [], 0
-    for key, negatives in zip(keys, mining.mine(corpus, scores, config), strict=True):
+    for key, negatives in zip(keys, mined, strict=True):
         total += len(negatives)
         if negatives:
             entry = {"key": key, "negatives": [corpus.passages[i] for i in negatives]}
@@ -80,6 +106,36 @@ def mine(
         file=stream,
     )
     return 0
+
+
+def _judged(
+    corpus: mining.Corpus,
+    scores: mining.Scores,
+    config: mining.MiningConfig,
+    judge: JudgeConfig,
+    devices: Devices | None,
+) -> Iterator[list[int]]:
+    """Negatives without those that a cross-encoder takes for answers."""
+    model = load(judge.run, devices=devices)
+    if model.recipe.loss.name != "relevance":
+        raise UserError(
+            f"{judge.run} scores no pairs, so it cannot judge negatives: train one with "
+            "config.loss.name = 'relevance' (configs/sentence_bert.py:rank)."
+        )
+    more = dataclasses.replace(
+        config,
+        count=max(judge.candidates, config.count),
+        window=max(config.window, config.skip + max(judge.candidates, config.count)),
+    )
+
+    def probability(queries: Sequence[str], passages: Sequence[str]) -> np.ndarray:
+        score = model.judge(queries, passages)[:, 0]
+        return np.exp(-np.logaddexp(0, -score)).astype(np.float32)
+
+    candidates = mining.mine(corpus, scores, more)
+    return mining.without_false(
+        corpus, candidates, probability, below=judge.below, count=config.count
+    )
 
 
 def _check_keys(source: Source, data: DataConfig) -> None:

@@ -111,6 +111,8 @@ class FieldsConfig:
     negatives_separator: str | None = None  # between negatives in one text; None = it is only one
     # JSON Lines with more negatives, found by a sample's key: {"key": ..., "negatives": [...]}
     negatives_file: str | None = None
+    label: str | None = None  # which of the labels a pair has: its name, or its number from 0
+    labels: tuple[str, ...] = ()  # what a pair may be labelled, for losses that tell them apart
     split: str = "split"  # JSON Lines, Parquet, Arrow: names each row's split, where it exists
     held_out_share: float = 0.1  # kept for "validation" where neither rows nor files name splits
     class_names: str | None = None  # file with a name a line, for captions that are class numbers
@@ -125,6 +127,15 @@ class FieldsConfig:
         if not self.keywords_separator or self.negatives_separator == "":
             raise ConfigError(
                 "config.data.fields.keywords_separator and negatives_separator cannot be empty."
+            )
+        if self.labels and len(set(self.labels)) < max(len(self.labels), 2):
+            raise ConfigError(
+                f"config.data.fields.labels = {self.labels} has to name two labels or more, each "
+                "once."
+            )
+        if self.label is not None and not self.labels:
+            raise ConfigError(
+                "config.data.fields.label has no effect without config.data.fields.labels."
             )
 
 
@@ -316,6 +327,9 @@ class DataConfig:
     # Of pairs of texts, what a training batch has as queries: these, or the positives once more
     # (SimCSE: a text and itself under other dropout). Evaluation compares queries with positives
     query_from: Literal["query", "positive"] = "query"
+    # Of pairs of texts, for a cross-encoder: query and passage are one row of text_length ids, with
+    # the begin token before each of them
+    joined: bool = False
     tokenizer: TokenizerConfig = dataclasses.field(default_factory=TokenizerConfig)
     captions: CaptionConfig = dataclasses.field(default_factory=CaptionConfig)
     crop: CropConfig = dataclasses.field(default_factory=CropConfig)
@@ -439,6 +453,8 @@ class DataConfig:
                 "config.data.views.second = 'content' needs config.data.check = 'before': which "
                 "pictures have the same content is known only when all have been read."
             )
+        if self.joined and self.tokenizer.hidden:
+            raise ConfigError("config.data.tokenizer.hidden has no effect with config.data.joined.")
         if self.negatives < 0:
             raise ConfigError(f"config.data.negatives = {self.negatives} cannot be negative.")
         if self.content == "first" and self.pairs == "texts":
@@ -492,6 +508,7 @@ class DataConfig:
 
 # What has no effect on a kind of pairs.
 _OF_TEXTS = ("query", "positive", "negatives", "negatives_separator", "negatives_file")
+_OF_TEXTS += ("label", "labels")
 _OF_CAPTIONS = ("caption", "keywords", "keywords_separator", "class_names")
 _OF_PICTURES = (
     "preprocessing",
@@ -503,7 +520,7 @@ _OF_PICTURES = (
     "rand_augment",
     "views",
 )
-_PREFIXES = ("query_prefix", "passage_prefix", "query_from")
+_PREFIXES = ("query_prefix", "passage_prefix", "query_from", "joined")
 _UNUSED = {
     "captions": ("views", "negatives", *_PREFIXES),
     "views": ("captions", "negatives", "content", *_PREFIXES),

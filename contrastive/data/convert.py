@@ -81,7 +81,9 @@ class _ArrayRecord:
         if self._pairs == "texts":
             negatives = [text.encode() for text in record.get("negatives", [])]
             query, positive = record.get("query", ""), record["caption"]
-            return {"query": query.encode(), "positive": positive.encode(), "negatives": negatives}
+            label = {"label": record["label"]} if "label" in record else {}
+            texts = {"query": query.encode(), "positive": positive.encode()}
+            return texts | {"negatives": negatives} | label
         if self._pairs == "views":
             return {"image": record["image"]}
         keywords = [word.encode() for word in record["keywords"]]

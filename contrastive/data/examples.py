@@ -64,6 +64,7 @@ class Examples:
       errors: The samples that are left out.
       queries, negatives, negative_ids: Of pairs of texts. A negative that is the positive of some
         pair has its content id.
+      labels: Of pairs of texts with labels, their numbers.
     """
 
     index: Int64[np.ndarray, " n"]
@@ -76,6 +77,7 @@ class Examples:
     queries: Sequence[str] = ()
     negatives: Sequence[Sequence[str]] = ()
     negative_ids: Sequence[Sequence[int]] = ()
+    labels: Int32[np.ndarray, " n"] | None = None
 
     def __len__(self) -> int:
         return len(self.captions)
@@ -106,6 +108,7 @@ class Examples:
             queries=[self.queries[i] for i in rows],
             negatives=[self.negatives[i] for i in rows],
             negative_ids=[self.negative_ids[i] for i in rows],
+            labels=None if self.labels is None else self.labels[rows],
         )
 
 
@@ -310,6 +313,7 @@ class _Rows:
         self.keywords: list[tuple[str, ...]] = []
         self.queries: list[str] = []
         self.negatives: list[list[str]] = []
+        self.labels: list[int] = []
         self.ids: list[int] = []
         self.digests: list[bytes] = []
         self.images: list[Image.Image | None] = []
@@ -324,6 +328,8 @@ class _Rows:
             first = canonical(query).encode("utf-8", "surrogatepass")
         self.queries.append(query)
         self.negatives.append(record.get("negatives", []))
+        if self._config.fields.labels:
+            self.labels.append(record.get("label", 0))
         self.digests.append(hashlib.blake2b(first, digest_size=16).digest())
         self.images.append(picture)
 
@@ -337,6 +343,7 @@ class _Rows:
             content.update(json.dumps(row).encode())
         content.update(b"".join(self.digests))
         content.update(json.dumps(self.negatives).encode() if any(self.negatives) else b"")
+        content.update(json.dumps(self.labels).encode() if self.labels else b"")
         images = [image for image in self.images if image is not None]
         return Examples(
             index=np.array(self.index, np.int64),
@@ -349,6 +356,7 @@ class _Rows:
             queries=self.queries,
             negatives=self.negatives,
             negative_ids=self._negative_ids(ids),
+            labels=np.array(self.labels, np.int32) if self._config.fields.labels else None,
         )
 
     def _features(self, row: int) -> tuple[object, ...]:

@@ -4,7 +4,9 @@
 picture (or of two pictures of one content), and where small crops are asked for ``crops``
 ``[batch, crops, size, size, 3]``. ``texts``: ``query`` and ``positive``, and where negatives are
 asked for ``negatives`` ``[batch, k, length]`` with ``negative_weight`` and ``negative_id``
-``[batch, k]``, as the losses take them: weight 0 where a pair has fewer than k.
+``[batch, k]``, as the losses take them: weight 0 where a pair has fewer than k. Joined texts are
+``joined`` in the place of both, and ``joined_negatives``: the query with each negative. Labelled
+ones have ``label``.
 
 By the rule ``naflex`` a picture is ``[patches, bytes]``: patches with their places.
 """
@@ -156,11 +158,17 @@ def _texts(
     first = found.captions if config.query_from == "positive" else found.queries
     queries = [config.query_prefix + text for text in first]
     positives = [config.passage_prefix + text for text in found.captions]
-    query, cut_query = _tokens(queries, keys, "hidden query", config, tokenizer)
-    positive, cut = _tokens(positives, keys, "hidden positive", config, tokenizer)
-    batch = {"query": query, "positive": positive}
+    batch: dict[str, np.ndarray] = {}
+    if found.labels is not None:
+        batch["label"] = found.labels
+    if config.joined:
+        batch["joined"], cut = tokenizer.encode_joined(queries, positives)
+    else:
+        batch["query"], cut_query = _tokens(queries, keys, "hidden query", config, tokenizer)
+        batch["positive"], cut = _tokens(positives, keys, "hidden positive", config, tokenizer)
+        cut += cut_query
     if not config.negatives:
-        return batch, cut_query + cut
+        return batch, cut
     rows, count = len(keys), config.negatives
     texts: list[str] = []
     batch["negative_weight"] = np.zeros((rows, count), np.float32)
@@ -172,9 +180,13 @@ def _texts(
         batch["negative_weight"][i, : len(chosen)] = 1.0
         if chosen:
             batch["negative_id"][i, : len(chosen)] = [found.negative_ids[i][j] for j in chosen]
-    ids, cut_negatives = _tokens(texts, keys, "hidden negatives", config, tokenizer)
-    batch["negatives"] = ids.reshape(rows, count, -1)
-    return batch, cut_query + cut + cut_negatives
+    if config.joined:
+        each = [query for query in queries for _ in range(count)]
+        ids, cut_negatives = tokenizer.encode_joined(each, texts)
+    else:
+        ids, cut_negatives = _tokens(texts, keys, "hidden negatives", config, tokenizer)
+    batch["joined_negatives" if config.joined else "negatives"] = ids.reshape(rows, count, -1)
+    return batch, cut + cut_negatives
 
 
 def choose_negatives(negatives: Sequence[Sequence[str]], keys: Keys, count: int) -> list[list[int]]:

@@ -23,6 +23,7 @@ class Record(TypedDict):
     keywords: list[str]  # other words for the same thing; may be empty
     query: NotRequired[str]  # of pairs of texts, in the picture's place
     negatives: NotRequired[list[str]]  # of pairs of texts
+    label: NotRequired[int]  # of pairs of texts with labels: its number
     id: int  # of the content: equal ids show the same thing; -1 = unknown
     key: str  # names the sample in messages
 

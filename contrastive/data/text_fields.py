@@ -43,6 +43,7 @@ NEGATIVE_NAMES = (
     "hard_negatives",
 )
 KEY_NAMES = ("key", "id", "_id", "query_id", "qid")
+LABEL_NAMES = ("label", "gold_label", "relation")
 _NUMBERED = re.compile(r"(hard_)?negative_?\d+")
 
 
@@ -57,13 +58,14 @@ class TextFields(NamedFields):
     Attributes:
       image, caption: The fields of the query and of the positive: the two halves.
       negatives: Those of the negatives; several where each has one (``negative_1``, …).
+      label: That of the label; None where pairs have none.
       columns: The fields of a record, without the query's.
       words: Those that :meth:`text` reads.
       fingerprint: A digest of the file with more negatives, if there is one.
 
     Raises:
-      DataError: There is no field for the query or the positive, or the file with more negatives
-        cannot be read.
+      DataError: There is no field for the query, the positive or a label that is asked for, or the
+        file with more negatives cannot be read.
     """
 
     def __init__(self, config: FieldsConfig, found: Iterable[str], where: str) -> None:
@@ -76,9 +78,10 @@ class TextFields(NamedFields):
         self.keywords = None
         self.id = self._optional("id", config.id, ("content_id",))
         self.key = self._optional("key", config.key, KEY_NAMES)
+        self.label = self._name("label", config.label, LABEL_NAMES) if config.labels else None
         self.words = {self.image, self.caption, *self.negatives}
         self.columns = {self.caption, *self.negatives}
-        self.columns |= {name for name in (self.id, self.key) if name is not None}
+        self.columns |= {name for name in (self.id, self.key, self.label) if name is not None}
         self._more = _read_negatives(config)
         self.fingerprint = ""
         if self._more:
@@ -95,12 +98,13 @@ class TextFields(NamedFields):
         """The record of a sample; ``base`` is not needed.
 
         Raises:
-          SampleError: A text is not UTF-8 or no text at all, or the id is no number.
+          SampleError: A text is not UTF-8 or no text at all, the id is no number, or the label is
+            not one of those that are named.
         """
         key = self.name(row, key)
         try:
             positive, _ = self.text(row)
-            return Record(
+            record = Record(
                 image=b"",
                 caption=positive,
                 keywords=[],
@@ -109,6 +113,9 @@ class TextFields(NamedFields):
                 query=next(iter(self._texts(row.get(self.image))), ""),
                 negatives=self._negatives(row),
             )
+            if self.label is not None:
+                record["label"] = self._label(row.get(self.label))
+            return record
         except SampleError as error:
             raise SampleError(error.reason, error.detail, key=key) from error
 
@@ -162,6 +169,15 @@ class TextFields(NamedFields):
             raise SampleError("value is not a text", repr(value)[:40])
         text = decode_text(value, self.config.undecodable).strip()
         return [text] if text else []
+
+    def _label(self, value: Any) -> int:
+        """The number of a label, by its name or number."""
+        names, given = self.config.labels, plain(value).strip()
+        if given in names:
+            return names.index(given)
+        if given.isdecimal() and int(given) < len(names):
+            return int(given)
+        raise SampleError("unknown label", repr(given)[:40])
 
     def _id(self, row: Mapping[str, Any]) -> int:
         value = None if self.id is None else row.get(self.id)

@@ -116,20 +116,50 @@ class Tokenizer:
         """Like :meth:`encode`, and counts the texts that were cut."""
         rows = np.full((len(texts), self.length), self.pad_id, np.int32)
         truncated = 0
-        if self._rules is not None:
-            texts = [self._rules.form(text) for text in texts]
-        try:
-            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        except TypeError as error:
-            raise _not_text(texts, error) from error
-        for row, encoding in zip(rows, encodings, strict=True):
-            ids = encoding.ids
+        for row, ids in zip(rows, self._pieces(texts), strict=True):
             if len(ids) > self._room:
                 ids = ids[-self._room :] if self.cuts_left else ids[: self._room]
                 truncated += 1
             ids = self._head + ids + self._tail
             row[: len(ids)] = ids
         return Encoded(rows, truncated)
+
+    def encode_joined(self, firsts: Sequence[str], seconds: Sequence[str]) -> Encoded:
+        """Two texts as one row: begin, first, begin, second, end, padding. Where both are too long
+        for a row, each may have half of the room; of a text that is too long the end is lost (or
+        the beginning, as in :meth:`encode`).
+
+        Raises:
+          ConfigError: There is no begin token, which stands between the texts.
+        """
+        if self.begin_id is None:
+            raise ConfigError(
+                "config.data.joined needs a tokenizer with a begin token, which stands between the "
+                "texts: set config.data.tokenizer.begin_token."
+            )
+        rows = np.full((len(firsts), self.length), self.pad_id, np.int32)
+        truncated, room = 0, self._room - 1
+        pieces = zip(self._pieces(firsts), self._pieces(seconds), strict=True)
+        for row, both in zip(rows, pieces, strict=True):
+            lengths = _shared_room(len(both[0]), len(both[1]), room)
+            cut = [
+                ids[len(ids) - n :] if self.cuts_left else ids[:n]
+                for ids, n in zip(both, lengths, strict=True)
+            ]
+            truncated += lengths != tuple(map(len, both))
+            ids = [self.begin_id, *cut[0], self.begin_id, *cut[1], *self._tail]
+            row[: len(ids)] = ids
+        return Encoded(rows, truncated)
+
+    def _pieces(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of texts, without markers."""
+        if self._rules is not None:
+            texts = [self._rules.form(text) for text in texts]
+        try:
+            found = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        except TypeError as error:
+            raise _not_text(texts, error) from error
+        return [encoding.ids for encoding in found]
 
     def hide(
         self, ids: Int32[np.ndarray, "n length"], u: Float64[np.ndarray, "n length"], share: float
@@ -195,6 +225,16 @@ def _not_text(texts: Sequence[str], error: TypeError) -> Exception:
                 "errors='replace', or take it out."
             )
     return error
+
+
+def _shared_room(first: int, second: int, room: int) -> tuple[int, int]:
+    """How many of their ids two texts keep."""
+    half = room // 2
+    if first + second <= room:
+        return first, second
+    if first <= half:
+        return first, room - first
+    return (room - second, second) if second <= room - half else (half, room - half)
 
 
 def train_tokenizer(texts: Iterable[str], *, length: int, config: TokenizerConfig) -> Tokenizer:

@@ -57,6 +57,7 @@ class Fetched:
       weight: 0 for a row that could not be read, else 1; None where that cannot happen.
       bad: Why.
       queries, negatives, negative_ids: Of pairs of texts; the ids are the negatives' content ids.
+      labels: Of pairs of texts with labels, their numbers; 0 for a row that could not be read.
     """
 
     captions: Sequence[str]
@@ -69,6 +70,7 @@ class Fetched:
     queries: Sequence[str] = ()
     negatives: Sequence[Sequence[str]] = ()
     negative_ids: Sequence[Sequence[Any]] = ()
+    labels: Int32[np.ndarray, " b"] | None = None
 
 
 class UncheckedExamples:
@@ -97,6 +99,7 @@ class UncheckedExamples:
     ) -> None:
         self._source, self._read, self._blank = source, read, blank
         self._pairs: Pairs = config.pairs
+        self._labelled = bool(config.fields.labels)
         self._by_picture = config.pairs == "views" or config.content == "first"
         self.fingerprint = _fingerprint(source)
 
@@ -140,6 +143,9 @@ class UncheckedExamples:
             [record.get("query", "").strip() for record in records],
             negatives,
             [[_caption_id(text) for text in texts] for texts in negatives],
+            np.array([record.get("label", 0) for record in records], np.int32)
+            if self._labelled
+            else None,
         )
 
     def _content(self, record: Record) -> tuple[int, int]:

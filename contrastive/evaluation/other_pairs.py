@@ -23,6 +23,12 @@ from contrastive.data.splits import content_ids
 from contrastive.data.unchecked import Fetched
 from contrastive.errors import DataError, NoSuchSplit
 from contrastive.evaluation.baselines import raw_pixel_scores
+from contrastive.evaluation.judged import (
+    LabelledPairs,
+    RankedPassages,
+    judged_pairs,
+    triplet_accuracy,
+)
 from contrastive.evaluation.measured import Measured
 from contrastive.evaluation.ranking import rank_scores
 from contrastive.evaluation.retrieval import summarise
@@ -38,13 +44,15 @@ _VIEW_SEED = 0  # of the views that held-out pictures are compared by
 
 @dataclasses.dataclass(frozen=True)
 class TextPairs:
-    """Queries and positives; they belong together where their ids are equal."""
+    """Queries and positives; they belong together where their ids are equal. ``triplets``: those
+    that come with negatives."""
 
     name: str
     queries: Sequence[str]
     query_ids: Int32[np.ndarray, " queries"]
     positives: Sequence[str]
     positive_ids: Int32[np.ndarray, " positives"]
+    triplets: RankedPassages | None = None
 
     def measure(self, model: Any, compare: Compare) -> Measured:
         """``{"TASK/METRIC": value}``: retrieval both ways, alignment and uniformity."""
@@ -57,7 +65,11 @@ class TextPairs:
         if len(queries) > 1 and len(positives) > 1:
             results["geometry/uniformity_queries"] = float(_uniformity(queries))
             results["geometry/uniformity_texts"] = float(_uniformity(positives))
-        return results
+        return (
+            results
+            if self.triplets is None
+            else results.add(triplet_accuracy(model, self.triplets))
+        )
 
     def baseline(self) -> Measured:
         """Nothing: pixels say nothing about texts."""
@@ -101,19 +113,23 @@ class ViewPairs:
         return [hashlib.blake2b(np.ascontiguousarray(x)).hexdigest() for x in sides]
 
 
-def load_pairs(data: DataConfig, *, most: int) -> list[TextPairs] | list[ViewPairs]:
+TextSet = TextPairs | LabelledPairs | RankedPassages
+
+
+def load_pairs(data: DataConfig, *, most: int) -> Sequence[TextSet] | Sequence[ViewPairs]:
     """The evaluation sets of a source of pairs of texts or of views.
 
-    Texts: the splits ``validation``, ``test`` and ``train``. Views of emoji: two artists' drawings
-    of the same concepts. Views of your own pictures: two views of each held-out picture, made as in
-    training, always the same ones.
+    Texts: the splits ``validation``, ``test`` and ``train``; of labelled or joined ones, what is
+    said of each pair. Views of emoji: two artists' drawings of the same concepts. Views of your own
+    pictures: two views of each held-out picture, made as in training, always the same ones.
 
     Args:
       data: The data settings of the run, of ``texts`` or ``views``.
       most: Pairs a set; of larger ones, evenly spaced pairs are taken.
     """
     if data.pairs == "texts":
-        return [_text_pairs(name, source, data) for name, source in _splits(data, most)]
+        sets = (_text_set(name, source, data) for name, source in _splits(data, most))
+        return [one for one in sets if one is not None]
     if data.source == "emoji":
         return list(_two_artists(data, most))
     return [_two_views(name, source, data) for name, source in _splits(data, most)]
@@ -131,16 +147,21 @@ def _splits(data: DataConfig, most: int) -> Iterable[tuple[str, Source]]:
         yield name, source if len(chosen) == len(source) else Subset(source, chosen.tolist())
 
 
-def _text_pairs(name: str, source: Source, data: DataConfig) -> TextPairs:
+def _text_set(name: str, source: Source, data: DataConfig) -> TextSet | None:
     """The texts of a split; one that comes several times with the same id counts once."""
     found = read_examples(source, data)
+    judged = None
+    if data.negatives or data.fields.labels:
+        judged = judged_pairs(name, found, data.fields.labels)
+    if data.joined or data.fields.labels:
+        return judged
     sides = []
     for texts in (found.queries, found.captions):
         once: dict[tuple[int, str], str] = {}
         for identity, text in zip(found.ids.tolist(), texts, strict=True):
             once.setdefault((identity, canonical(text)), text)
         sides += [list(once.values()), np.array([identity for identity, _ in once], np.int32)]
-    return TextPairs(name, *sides)
+    return TextPairs(name, *sides, judged if isinstance(judged, RankedPassages) else None)
 
 
 def _two_artists(data: DataConfig, most: int) -> Iterable[ViewPairs]:

@@ -32,6 +32,8 @@ _COMPARED = (
     "r_precision",
     "alignment",
     "uniformity",
+    "accuracy",
+    "mrr",
 )
 
 

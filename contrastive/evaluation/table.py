@@ -32,6 +32,9 @@ TITLES = {
     "similarity": "similarity",
     "pair_classification": "duplicates",
     "bitext": "bitext",
+    "classification": "labels",
+    "relevance": "own passage first",
+    "triplets": "nearer than a negative",
 }
 # What is shown of the tasks that have no table of their own.
 _SHOWN = {
@@ -42,6 +45,9 @@ _SHOWN = {
     "similarity": ("spearman", "pearson"),
     "pair_classification": ("average_precision", "f1", "accuracy"),
     "bitext": ("accuracy", "accuracy_back", "f1"),
+    "classification": ("accuracy", "accuracy_chance", "accuracy_majority", "accuracy_random_init"),
+    "relevance": ("recall@1", "mrr", "recall@1_chance", "recall@1_random_init"),
+    "triplets": ("accuracy", "accuracy_chance", "accuracy_random_init"),
 }
 _COUNTS = ("queries", "pairs", "images")
 _GEOMETRY = {

@@ -1,4 +1,4 @@
-"""Sentence-BERT's classifier over a pair of embeddings."""
+"""Losses of judged pairs: each by itself, with a layer of its own, nothing across the batch."""
 
 import jax
 import jax.numpy as jnp
@@ -76,8 +76,65 @@ def classifier_loss(
     logits = product(pair_features(first, second), kernel.astype(jnp.float32).T)
     if bias is not None:
         logits = logits + bias.astype(jnp.float32)[None, :]
-    own = labels[:, None] == jnp.arange(classes, dtype=labels.dtype)[None, :]
+    return label_loss(logits, labels, weights=weights)
+
+
+def label_loss(
+    logits: Float[Array, "batch classes"],
+    labels: Int[Array, " batch"],
+    *,
+    weights: Weights | None = None,
+) -> Float[Array, ""]:
+    """Cross-entropy of ``softmax(logits)`` against a label for each pair: ``−log p_label``, exact
+    where it is small.
+
+    Args:
+      logits: ``[batch, classes]``.
+      labels: int, 0 ≤ label < classes; any other label of an existing row makes the loss NaN.
+      weights: ``[batch]``, ≥ 0; rows of weight 0 don't exist, whatever they hold.
+
+    Returns:
+      ``Σ w_i l_i / Σ w_i`` in float32; 0 when all weights are 0.
+    """
+    weights = as_weights(weights, logits.shape[0])
+    logits = keep_existing(logits, None if weights is None else weights > 0).astype(jnp.float32)
+    own = labels[:, None] == jnp.arange(logits.shape[1], dtype=labels.dtype)[None, :]
     target = jnp.sum(jnp.where(own, logits, 0.0), axis=1)
     others = jax.nn.logsumexp(jnp.where(own, -jnp.inf, logits), axis=1)
     losses = jnp.where(own.any(axis=1), cross_entropy(others, target), jnp.nan)
     return weighted_mean(losses, weights)
+
+
+def relevance_loss(
+    positives: Float[Array, " batch"],
+    negatives: Float[Array, "batch k"],
+    *,
+    negative_weights: Float[Array, "batch k"] | None = None,
+    weights: Weights | None = None,
+) -> Float[Array, ""]:
+    """Binary cross-entropy of scores: ``l_i = −log σ(s_i) − Σ_j v_ij log σ(−s_ij) / Σ_j v_ij``.
+
+    What a cross-encoder learns from a query with its passage and k that are not its own: the
+    sigmoid of a score is then a probability, which means the same for every query.
+
+    Args:
+      positives: Scores ``s_i`` of the pairs.
+      negatives: Scores ``s_ij`` of each query with its negatives.
+      negative_weights: ``v ≥ 0``, 0 where there is none; None: all are 1.
+      weights: ``[batch]``, ≥ 0; rows of weight 0 don't exist, whatever they hold.
+
+    Returns:
+      ``Σ w_i l_i / Σ w_i`` in float32; 0 when all weights are 0.
+
+    References:
+      Nogueira & Cho, Passage Re-ranking with BERT, 2019.
+    """
+    weights = as_weights(weights, positives.shape[0])
+    exists = None if weights is None else weights > 0
+    positives = keep_existing(positives, exists).astype(jnp.float32)
+    v = jnp.ones_like(negatives) if negative_weights is None else negative_weights
+    v = keep_existing(v, exists).astype(jnp.float32)
+    scores = jnp.where(v > 0, negatives.astype(jnp.float32), 0.0)
+    total = v.sum(axis=1)
+    against = (v * jax.nn.softplus(scores)).sum(axis=1) / jnp.where(total > 0, total, 1.0)
+    return weighted_mean(jax.nn.softplus(-positives) + against, weights)

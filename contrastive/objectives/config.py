@@ -14,10 +14,23 @@ from contrastive.temperature import initial_bias, initial_log_scale
 LOSS_SCOPE = "contrastive_loss"
 """The name by which profiles and plans find the loss in the program."""
 Loss = Literal[
-    "clip", "siglip", "info_nce", "nt_xent", "gte", "decoupled", "multi_positive", "triplet"
+    "clip",
+    "siglip",
+    "info_nce",
+    "nt_xent",
+    "gte",
+    "decoupled",
+    "multi_positive",
+    "triplet",
+    "classifier",
+    "relevance",
 ]
 # What takes texts that do not belong to a pair; the other losses compare pairs only.
-TAKE_NEGATIVES = ("info_nce", "clip", "triplet")
+TAKE_NEGATIVES = ("info_nce", "clip", "triplet", "relevance")
+# What judges each pair by itself, with a layer of its own behind the tower.
+JUDGES = ("classifier", "relevance")
+# What has no scale.
+_WITHOUT_SCALE = ("triplet", *JUDGES)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,7 +40,8 @@ class LossConfig:
     # clip: softmax both ways; info_nce: one way; siglip: sigmoid; nt_xent: SimCLR's, among all
     # views of the batch; gte: one denominator for both directions and sides; decoupled: without
     # the positive in it; multi_positive: equal content ids are positives; triplet: a margin on
-    # distances
+    # distances; classifier: the label of each pair (config.data.fields.labels); relevance: a score
+    # of joined texts, high for a pair and low with its negatives
     name: Loss = "clip"
     scale_init: float | None = None  # exp(log_scale) at step 0; None: 1/0.07, or 10 for siglip
     max_scale: float | None = None  # limit of the scale; None: 100, or no limit for siglip
@@ -55,6 +69,7 @@ class LossConfig:
                 "config.loss.mask_duplicates = False would take their ids away."
             )
         self._check_triplet()
+        self._check_scale()
         if self.exchange in (None, "dense") and (self.block_rows or self.block_cols):
             raise ConfigError(
                 "config.loss.block_rows and block_cols cut the logits of exchange = 'gather' or "
@@ -64,7 +79,7 @@ class LossConfig:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigError(f"config.loss.{name} = {value} has to be positive.")
-        if self.name == "triplet":
+        if self.name in _WITHOUT_SCALE:
             return
         limit, (start, _) = scale_limit(self), start_values(self, 2)
         if limit is not None and start > limit:
@@ -74,15 +89,27 @@ class LossConfig:
             )
 
     def _check_triplet(self) -> None:
-        if self.name != "triplet":
-            names = ("margin", "mining")
-            why = "is used by 'triplet' only"
-        else:
-            names = ("scale_init", "max_scale", "exchange", "block_rows", "block_cols")
-            why = "is not used by 'triplet', which compares distances without a scale"
-        for name in names:
+        for name in () if self.name == "triplet" else ("margin", "mining"):
             if getattr(self, name) is not None:
-                raise ConfigError(f"config.loss.{name} {why}; config.loss.name is {self.name!r}.")
+                raise ConfigError(
+                    f"config.loss.{name} is used by 'triplet' only; config.loss.name is "
+                    f"{self.name!r}."
+                )
+
+    def _check_scale(self) -> None:
+        if self.name not in _WITHOUT_SCALE:
+            return
+        for name in ("scale_init", "max_scale", "exchange", "block_rows", "block_cols"):
+            if getattr(self, name) is not None:
+                raise ConfigError(
+                    f"config.loss.{name} is not used by {self.name!r}, which has no scale and no "
+                    "logits across the batch."
+                )
+        if self.name == "classifier" and not self.mask_duplicates:
+            raise ConfigError(
+                "config.loss.mask_duplicates is not used by 'classifier', which compares nothing "
+                "across pairs."
+            )
 
     def check_negatives(self, negatives: int) -> None:
         """Raises :class:`ConfigError` where pairs come with ``negatives`` and the loss has no use
@@ -103,11 +130,35 @@ class LossConfig:
                 f"{where} needs negatives: set config.data.negatives (pairs of texts), or "
                 "config.loss.mining = 'batch_hard' or 'batch_all'."
             )
-        if not self.share_negatives and (not negatives or self.name == "triplet"):
+        if self.name == "relevance" and not negatives:
+            raise ConfigError(
+                f"{where} tells a pair from its negatives: set config.data.negatives, and where "
+                "they come from (config.data.fields.negatives or negatives_file)."
+            )
+        alone = self.name in ("triplet", "relevance")
+        if not self.share_negatives and (not negatives or alone):
             raise ConfigError(
                 "config.loss.share_negatives = False has no effect: "
-                + ("there are none." if not negatives else "triplets never share them.")
+                + ("there are none." if not negatives else f"{self.name} never shares them.")
             )
+
+    def check_judged(self, *, labels: int, joined: bool) -> None:
+        """Raises :class:`ConfigError` where pairs are labelled or joined and the loss has no use
+        for it, or the other way round."""
+        where = f"config.loss.name = {self.name!r}"
+        if bool(labels) != (self.name == "classifier"):
+            raise ConfigError(
+                f"{where} needs the labels of the pairs: set config.data.fields.labels."
+                if not labels
+                else f"{where} reads no labels (config.data.fields.labels); 'classifier' does."
+            )
+        if joined and self.name not in JUDGES:
+            raise ConfigError(
+                f"{where} compares rows of two texts; config.data.joined = True makes one row of "
+                f"them, which {' and '.join(JUDGES)} judge."
+            )
+        if self.name == "relevance" and not joined:
+            raise ConfigError(f"{where} scores joined texts: set config.data.joined = True.")
 
 
 def scale_limit(config: LossConfig) -> float | None:

@@ -11,7 +11,8 @@ from jaxtyping import Array, Float
 from contrastive import losses
 from contrastive.logits import LogitPartition, RowStatistics, masks
 from contrastive.objectives import momentum as momentum_lib
-from contrastive.objectives.config import LOSS_SCOPE, LossConfig
+from contrastive.objectives.config import JUDGES, LOSS_SCOPE, LossConfig
+from contrastive.objectives.judged import existing_negatives, judged_objective
 from contrastive.objectives.views import VIEWS, WAYS, Batch, encode_view
 from contrastive.objectives.watch import extremes, watch
 from contrastive.towers import Pairs, TwoTower
@@ -53,6 +54,8 @@ def make_objective(
       momentum: Of a momentum encoder; None or switched off: both views come from the model. With
         one, batches also hold what :meth:`Momentum.keys` adds.
     """
+    if config.name in JUDGES:
+        return judged_objective(config, microbatches=microbatches)
 
     def objective(
         model: TwoTower, batch: Batch, key: jax.Array
@@ -191,12 +194,7 @@ def _given_triplets(
     ``triplet_loss`` takes k negatives of every anchor; where a pair has fewer, each is a triplet of
     its own with a weight.
     """
-    there = batch["negative_weight"] > 0
-    if loss.ids is not None:
-        own = batch["negative_id"] == loss.ids[:, None]
-        own = own if own.ndim == 2 else own.all(-1)
-        there &= ~(own & masks.known(loss.ids)[:, None])
-    weights = there.astype(jnp.float32)
+    weights = existing_negatives(batch, masked=loss.ids is not None)
     weights = weights / jnp.maximum(weights.sum(axis=1, keepdims=True), 1.0)
     if loss.weights is not None:
         weights = weights * loss.weights[:, None]

@@ -25,23 +25,30 @@ class View:
       field: Its entry in a batch, ``[batch, ...]``, or ``[batch, k, ...]`` where a pair has k.
       tower: Which tower reads it.
       role: For texts, which half of the pair it is.
+      several: Whether a pair may have several.
     """
 
     field: str
     tower: Literal["image", "text"]
     role: Role = "query"
+    several: bool = False
 
 
 # The two halves of each kind of pair, then what may come with them. The place of a view is part of
 # the key of its dropout.
-VIEWS: dict[Pairs, tuple[View, ...]] = {
+VIEWS: dict[Pairs | Literal["joined"], tuple[View, ...]] = {
     "captions": (View("image", "image"), View("text", "text")),
-    "views": (View("view_a", "image"), View("view_b", "image"), View("crops", "image")),
+    "views": (
+        View("view_a", "image"),
+        View("view_b", "image"),
+        View("crops", "image", several=True),
+    ),
     "texts": (
         View("query", "text"),
         View("positive", "text", "passage"),
-        View("negatives", "text", "passage"),
+        View("negatives", "text", "passage", several=True),
     ),
+    "joined": (View("joined", "text"), View("joined_negatives", "text", several=True)),
 }
 # How metrics call the ways from one half to the other.
 WAYS: dict[Pairs, tuple[str, str]] = {
@@ -54,12 +61,13 @@ WAYS: dict[Pairs, tuple[str, str]] = {
 def encode_view(
     model: TwoTower,
     batch: Batch,
-    pairs: Pairs,
+    pairs: Pairs | Literal["joined"],
     place: int,
     key: jax.Array,
     *,
     microbatches: int = 1,
     predict: bool = False,
+    unit: bool = True,
 ) -> Float[Array, "batch *k dim"]:
     """Unit rows of one view, as the loss compares them: behind the head, where there is one.
 
@@ -74,10 +82,11 @@ def encode_view(
       key: Of the step.
       microbatches: Chunks that the tower runs in.
       predict: Whether the predictor follows the head.
+      unit: Whether rows are brought to unit length.
     """
     view = VIEWS[pairs][place]
     x = batch[view.field]
-    several = 0 if place < 2 else x.shape[1]
+    several = x.shape[1] if view.several else 0
     if several:
         x = _merge(x)
         microbatches *= several if microbatches > 1 else 1  # chunks of as many rows
@@ -87,7 +96,7 @@ def encode_view(
         exists = _merge(jnp.broadcast_to(exists[:, None], (len(exists), several)))
     for head in (model.head, model.predictor if predict else None):
         rows = rows if head is None else head(rows, exists)
-    rows = normalize(rows)
+    rows = normalize(rows) if unit else rows
     return _divide(rows, several) if several else rows
 
 

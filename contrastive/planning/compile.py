@@ -23,6 +23,7 @@ from contrastive.planning.operations import Operations, operations
 from contrastive.planning.quiet import silenced
 from contrastive.planning.topology import Topology
 from contrastive.recipe import Recipe
+from contrastive.towers import EncoderConfig, TextTransformerConfig
 from contrastive.towers.naflex import PLACE
 from contrastive.training.state import TrainState, abstract_state
 
@@ -124,8 +125,11 @@ def _forward(graphdef: Any, program: Program, state: TrainState, batch: Any) -> 
 
 
 def vocabulary_size(recipe: Recipe) -> int:
-    """Tokens of the tokenizer that the recipe names; else as many as may be learned."""
-    settings = recipe.data.tokenizer
+    """Rows of the token table that the recipe fixes, or tokens of the tokenizer that it names; else
+    as many as may be learned."""
+    settings, text = recipe.data.tokenizer, recipe.model.text
+    if isinstance(text, TextTransformerConfig | EncoderConfig) and text.vocabulary_size:
+        return text.vocabulary_size
     if settings.path is None and settings.preset is None:
         return settings.vocabulary_size
     return load_tokenizer(recipe.data).vocabulary_size
@@ -158,10 +162,14 @@ def abstract_batch(recipe: Recipe, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct
         shapes |= {"view_a": pictures(), "view_b": pictures()}
         if data.views.small:
             shapes["crops"] = pictures(data.views.small, size=data.views.small_size)
+    elif data.joined:
+        shapes["joined"] = texts()
     else:
         shapes |= {"query": texts(), "positive": texts()}
+    if data.fields.labels:
+        shapes["label"] = (rows,), jnp.int32
     if data.negatives:
-        shapes["negatives"] = texts(data.negatives)
+        shapes["joined_negatives" if data.joined else "negatives"] = texts(data.negatives)
         shapes["negative_weight"] = (rows, data.negatives), jnp.float32
         shapes["negative_id"] = (rows, data.negatives, *content[0]), content[1]
     sharding = batch_sharding(mesh)

@@ -152,7 +152,7 @@ class SweepFolder:
         workdir = self.workdir(trial.name)
         workdir.mkdir(parents=True, exist_ok=True)
         file = workdir / "trial.json"
-        if file.exists() and self.state(trial.name).attempts:
+        if file.exists() and (workdir / "metrics.jsonl").exists():
             check_resumable(self.trial(trial.name).recipe, trial.recipe, workdir)
         content = dataclasses.asdict(trial) | {"recipe": config_lib.to_dict(trial.recipe)}
         with whole_file(file) as path:

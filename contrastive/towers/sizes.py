@@ -4,8 +4,13 @@ The towers of :data:`CLIP` are those of Radford et al. 2021 (ViT-B/32, B/16, L/1
 its open reproduction by Cherti et al. 2022 (ViT-S/32, S/16, H/14, g/14, G/14; GELU). The towers of
 :data:`SIGLIP` are those of Zhai et al. 2023 and, for So400m, of Alabdulmohsin et al. 2023; ``g/14``
 pairs the image tower of Zhai et al. 2022 with the So400m text tower, as SigLIP 2 does for its
-largest model. :data:`IMAGE` are image towers alone: the vision transformers of Touvron et al. 2021
-(Ti), Dosovitskiy et al. 2021 and Zhai et al. 2022, and the ConvNeXts of Liu et al. 2022.
+largest model. Those of :data:`SIGLIP2` are of Tschannen et al. 2025: the same towers behind a
+vocabulary of 256,000 pieces, and a giant image tower of its own. :data:`LIT` (Zhai et al. 2022)
+sets a text tower beside vision transformers as Steiner et al. 2021 published them. :data:`FLIP` (Li
+et al. 2023) has no norm before the first block, the mean of the patches, and texts of BERT's word
+pieces without a causal mask. :data:`IMAGE` are image towers alone: the vision transformers of
+Touvron et al. 2021 (Ti), Dosovitskiy et al. 2021 and Zhai et al. 2022, and the ConvNeXts of Liu et
+al. 2022.
 """
 
 import dataclasses
@@ -66,6 +71,7 @@ _SHAPES = {
     "So400m": (1152, 27, 16, 4304),
     "g": (1408, 40, 16, 6144),
     "G": (1664, 48, 16, 8192),
+    "g-opt": (1536, 40, 16, 6144),
 }
 
 
@@ -113,6 +119,7 @@ def _siglip(
     *,
     image_size: int = 224,
     text_length: int = 64,
+    vocabulary_size: int = 32_000,
 ) -> Published:
     common = {"activation": "gelu_tanh", "init": "siglip", "epsilon": 1e-6}
     vision = VisionTransformerConfig(
@@ -128,7 +135,7 @@ def _siglip(
         ),
         image_size=image_size,
         text_length=text_length,
-        vocabulary_size=32_000,
+        vocabulary_size=vocabulary_size,
         parameters=parameters,
         flops=flops,
     )
@@ -152,6 +159,46 @@ def _convnext(
         width=widths[-1],
         parameters=parameters,
         multiplications=multiplications,
+    )
+
+
+def _siglip2(image: str, text: str, parameters: float) -> Published:
+    return _siglip(image, 16, text, parameters, image_size=256, vocabulary_size=256_000)
+
+
+def _lit(size: str) -> Published:
+    vision = VisionTransformerConfig(
+        **_shape(size), activation="gelu", epsilon=1e-12, patch_size=16, pooling="cls"
+    )
+    text = TextTransformerConfig(
+        **_shape(size), activation="gelu", init="siglip", epsilon=1e-6, padding="read",
+        pooling="last",
+    )  # fmt: skip
+    return Published(
+        model=TwoTowerConfig(image=vision, text=text, embedding_dim=vision.width),
+        image_size=224,
+        text_length=16,
+        vocabulary_size=32_000,
+        parameters=None,
+    )
+
+
+def _flip(image: str, patch: int, text: str, dim: int) -> Published:
+    common = {"activation": "gelu", "init": "clip", "epsilon": 1e-6}
+    return Published(
+        model=TwoTowerConfig(
+            image=VisionTransformerConfig(
+                **_shape(image), **common, patch_size=patch, pooling="mean"
+            ),
+            text=TextTransformerConfig(**_shape(text), **common, pooling="cls"),
+            embedding_dim=dim,
+            pixel_mean=(0.48145466, 0.4578275, 0.40821073),
+            pixel_std=(0.26862954, 0.26130258, 0.27577711),
+        ),
+        image_size=224,
+        text_length=32,
+        vocabulary_size=30_522,
+        parameters=None,
     )
 
 
@@ -190,6 +237,25 @@ IMAGE = {
     "ConvNeXt-XL": _convnext(256, (3, 3, 27, 3), 350.2, 60.9),
 }
 """Image towers alone. The numbers of the ConvNeXts are those of their paper, to one decimal."""
+
+SIGLIP2 = {
+    "B/16": _siglip2("B", "B", 375.23),
+    "L/16": _siglip2("L", "L", 881.53),
+    "So400m/16": _siglip2("So400m", "So400m", 1135.67),
+    "g-opt/16": _siglip2("g-opt", "So400m", 1871.39),
+}
+"""The second generation of them."""
+
+LIT = {"B/16": _lit("B"), "L/16": _lit("L")}
+"""Text towers for image towers that are there already; these have a projection that is new."""
+
+FLIP = {
+    "B/16": _flip("B", 16, "text-512", 512),
+    "L/16": _flip("L", 16, "text-768", 768),
+    "L/14": _flip("L", 14, "text-768", 768),
+    "H/14": _flip("H", 14, "text-1024", 1024),
+}
+"""Softmax models whose image tower sees a share of the patches in training."""
 
 
 def frugal(model: TwoTowerConfig) -> TwoTowerConfig:

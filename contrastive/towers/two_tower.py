@@ -11,6 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, UInt8
 
 from contrastive.errors import ConfigError, UserError
+from contrastive.losses import pair_features
 from contrastive.pairs import TOWERS, Pairs
 from contrastive.towers import layers, sharding
 from contrastive.towers.bag import BagConfig, BagTower
@@ -117,6 +118,9 @@ class TwoTower(nnx.Module):
       end_id: The token that ends a text; None: there is none.
       scale_init: First value of ``exp(log_scale)``: 1/0.07 in CLIP, 10 in SigLIP.
       bias_init: First value of the logit bias (−10 in SigLIP); None: the loss has no bias.
+      judgements: Numbers that a pair of texts is judged by: a logit for each label, or one score;
+        0: pairs are compared by their rows alone.
+      joined: Whether judged texts are one row of ids.
       rngs: Streams; keys come from ``params``.
 
     Raises:
@@ -136,6 +140,8 @@ class TwoTower(nnx.Module):
         end_id: int | None = None,
         scale_init: float = 1 / 0.07,
         bias_init: float | None = None,
+        judgements: int = 0,
+        joined: bool = False,
         rngs: nnx.Rngs,
     ):
         if scale_init <= 0.0:
@@ -161,6 +167,7 @@ class TwoTower(nnx.Module):
         self.passage = text() if pairs == "texts" and not config.shared else None
         self.head = head(config.head, output)
         self.predictor = head(config.predictor, self.head.outputs if self.head else output)
+        self.judgement = None if not judgements else _judgement(output, judgements, joined, rngs)
         self.log_scale = nnx.Param(jnp.float32(math.log(scale_init)))
         self.bias = None if bias_init is None else nnx.Param(jnp.float32(bias_init))
 
@@ -219,6 +226,19 @@ class TwoTower(nnx.Module):
 
         return sharding.on_rows(tower, encode, tokens, keys).astype(jnp.float32)
 
+    def judge(
+        self, first: Float[Array, "batch *k dim"], second: Float[Array, "batch dim"] | None = None
+    ) -> Float[Array, "batch *k judgements"]:
+        """Logits of the labels, or a score: of the raw rows of both texts by (u, v, |u − v|), or of
+        that of the joined text.
+
+        Raises:
+          ValueError: The model was not built to judge.
+        """
+        if self.judgement is None:
+            raise ValueError("this model compares rows; it was not built to judge pairs.")
+        return self.judgement(first if second is None else pair_features(first, second))
+
     def _encode_patches(
         self, tower: NaFlexTransformer, images: jax.Array, keys: jax.Array | None
     ) -> jax.Array:
@@ -242,6 +262,12 @@ class TwoTower(nnx.Module):
         mean = jnp.array(self.config.pixel_mean, jnp.float32)
         std = jnp.array(self.config.pixel_std, jnp.float32)
         return (x - mean[None, None, None]) / std[None, None, None]
+
+
+def _judgement(dim: int, judgements: int, joined: bool, rngs: nnx.Rngs) -> layers.Dense:
+    inputs = dim if joined else 3 * dim
+    init = layers.normal(inputs**-0.5)
+    return layers.Dense(inputs, judgements, axes=("output", "output"), init=init, rngs=rngs)
 
 
 class MissingTower(UserError):

@@ -6,7 +6,9 @@
 
 Negatives of a pair are the definitions of the other senses of its words: what the words also mean,
 but not here. 2,000 senses are ``validation``. ``examples.jsonl`` has the sentences of a sense, each
-with its definition: a harder set, since they share hardly a word.
+with its definition: a harder set, since they share hardly a word. ``relations.jsonl`` has labelled
+pairs (similar, opposite, unrelated) and ``triplets.jsonl`` the same relations as a similar word and
+wrong ones (:mod:`experiments.data.wordnet_relations`).
 
 Licence: WordNet 3.0, copyright 2006 by Princeton University, free for any use with its notice,
 which is written beside the pairs (Debian's package wordnet-base, from which they come, has it).
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.data.packages import arguments, debian, held_out, write_rows
+from experiments.data.wordnet_relations import Relations, labelled, links, triplets
 
 HELD_OUT = 2000
 MOST_NEGATIVES = 8
@@ -76,6 +79,10 @@ def main() -> None:
         ]
     write_rows(options.output / "pairs.jsonl", pairs)
     write_rows(options.output / "examples.jsonl", sentences)
+    relations = Relations({sense.key: sense.words for sense in found}, links(folder))
+    definitions = {sense.key: sense.definition for sense in found}
+    write_rows(options.output / "relations.jsonl", labelled(relations, definitions))
+    write_rows(options.output / "triplets.jsonl", triplets(relations, definitions))
     (options.output / "LICENSE").write_text(notice(folder))
 
 

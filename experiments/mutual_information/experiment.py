@@ -16,6 +16,7 @@ RHO = 0.9
 CANDIDATES = (2, 8, 32, 128, 512)
 CONTEXTS = 40_960  # that are averaged over
 COMPARED = 20  # batches that the float64 reference sees as well
+WOBBLE = 0.03  # "expect wobble in the second decimal", says the document of its averages
 PUBLISHED = (0.69, 2.05, 3.34, 4.48, 5.40)  # F4, D = 8
 
 
@@ -71,7 +72,7 @@ def run(context: Context) -> Outcome:
         number("F4: D = 1, nearly tight at N = 128.", information(1), values[1, 128], 0.03),
     ]
     checks += [
-        number(f"F4: D = 8, N = {count}.", PUBLISHED[i], values[8, count], 0.02)
+        number(f"F4: D = 8, N = {count}.", PUBLISHED[i], values[8, count], WOBBLE)
         for i, count in enumerate(CANDIDATES)
     ]
     most = max(value - math.log(count) for (_, count), value in values.items())

@@ -79,7 +79,8 @@ def get_sweep(scope: str = "emoji-short") -> Sweep:
             kind, "configs/clip.py:b16"
         ),
         settings=settings,
-        fixed={"checkpoint.every": 0, "eval.every": 0},
+        # An average over steps would favour the runs that make many.
+        fixed={"average_decay": None, "checkpoint.every": 0, "eval.every": 0},
         seeds=(0,) if size == "short" else (0, 1, 2),
         metric=METRICS[kind],
     )

@@ -17,7 +17,7 @@ from rich.console import Console
 from contrastive.cli import main
 from contrastive.commands.sweep import run_trial, status
 from contrastive.errors import UserError
-from contrastive.sweeps import local
+from contrastive.sweeps import local, memory
 from contrastive.sweeps.description import load_sweep
 from contrastive.sweeps.folder import State, SweepFolder, begin, make_trials
 from contrastive.sweeps.launchers import LAUNCHERS, LaunchSettings
@@ -141,6 +141,7 @@ def test_the_table_names_the_best_by_metric_and_direction(planned, capsys):
         status(folder.path)
 
 
+@pytest.mark.slow
 def test_E17_two_agents_share_a_sweep_and_a_killed_run_goes_on(sweep_file, tmp_path):
     file = sweep_file(f"{RATES} + {RATES}", metric="train/loss", fixed={"total_steps": 40})
     folder = SweepFolder(tmp_path / "out")
@@ -179,8 +180,6 @@ def test_E17_two_agents_share_a_sweep_and_a_killed_run_goes_on(sweep_file, tmp_p
         assert config["batch_size"] == trial.settings["batch_size"]
     log = (folder.workdir(killed) / "log.txt").read_text()
     assert "Resumed" in log or "at step" in log
-    starts = sum(text.count(" starts.") for text in said)
-    assert starts == 5
 
 
 @pytest.mark.slow
@@ -199,6 +198,7 @@ def test_E17_all_processes_of_a_trial_train_the_same_settings(sweep_file, tmp_pa
     assert len(seen) == 4
 
 
+@pytest.mark.slow
 def test_a_signal_stops_the_trials_after_a_checkpoint_and_the_command_goes_on(sweep_file, tmp_path):
     file = sweep_file("({},)", fixed={"total_steps": 2000, "checkpoint.every": 0})
     folder = SweepFolder(tmp_path / "out")
@@ -219,24 +219,34 @@ def test_a_signal_stops_the_trials_after_a_checkpoint_and_the_command_goes_on(sw
     assert int(saved.name) == steps(folder, trial.name)[-1]
 
 
-# What an agent decides, on trials whose process is a short script.
+# What agents decide, on trials whose process is a short script.
+
+PROGRAM = """
+import fcntl, json, os, pathlib, sys, time
+folder = pathlib.Path(sys.argv[1])
+name = json.loads((folder / "sweep.json").read_text())["trials"][int(sys.argv[2].split("=")[1])]
+workdir = folder / "trials" / name
+file = workdir / "state.json"
+attempts = json.loads(file.read_text())["attempts"] if file.exists() else 0
+lock = os.open(workdir / ".claim", os.O_RDWR | os.O_CREAT)
+try:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except OSError:
+    sys.exit(75)
+def write(status, **more):
+    file.write_text(json.dumps({"status": status, "attempts": attempts + 1, **more}))
+"""
 
 
 @pytest.fixture
 def scripted(monkeypatch):
-    """Trials run this Python text, with FOLDER and INDEX, in the place of training."""
+    """Trials run this Python text in the place of training: it knows ``workdir``, ``attempts`` and
+    ``write(status)``, and holds the claim."""
 
     def use(text):
-        program = (
-            "import sys, os, time, pathlib, dataclasses\n"
-            "from contrastive.sweeps.folder import *\n"
-            "folder = SweepFolder(pathlib.Path(sys.argv[1]))\n"
-            "trial = folder.trial(int(sys.argv[2].partition('=')[2]))\n" + text
-        )
-
         class Scripted(subprocess.Popen):
             def __init__(self, command, **options):
-                super().__init__([sys.executable, "-c", program, *command[4:]], **options)
+                super().__init__([sys.executable, "-c", PROGRAM + text, *command[4:]], **options)
 
         monkeypatch.setattr(local.subprocess, "Popen", Scripted)
 
@@ -262,36 +272,77 @@ def test_a_process_that_dies_without_a_word_is_retried_and_reported(planned, scr
 
 
 def test_what_would_fail_again_is_not_retried(planned, scripted):
-    scripted(
-        "with folder.claimed(trial.name):\n"
-        "    folder.write_state(trial.name, dataclasses.replace(begin(State()), status='failed',"
-        " reason='wrong', final=True))\n"
-        "sys.exit(2)"
-    )
-    _, (state,) = submitted(planned("({},)"), retries=5)
+    scripted("write('failed', reason='wrong', final=True); sys.exit(2)")
+    folder = planned("({},)")
+    _, (state,) = submitted(folder, retries=5)
     assert (state.attempts, state.reason) == (1, "wrong")
+    _, (state,) = submitted(folder, retries=5)
+    assert state.attempts == 2
 
 
-@pytest.mark.parametrize("room, together", [(1 << 40, 2), (0, 1)], ids=["room", "no room"])
-def test_trials_run_side_by_side_where_memory_allows(
-    planned, scripted, monkeypatch, room, together
-):
+def test_E17_two_agents_run_no_trial_twice(planned, scripted):
     scripted(
-        "with folder.claimed(trial.name):\n"
-        "    folder.write_state(trial.name, begin(State()))\n"
-        "    (folder.workdir(trial.name) / 'metrics.jsonl').write_text('{}')\n"
-        "    time.sleep(3)\n"
-        "    names = [t.name for t in folder.trials()]\n"
-        "    there = sum(folder.state(n).status == 'running' for n in names)\n"
-        "    time.sleep(2)\n"
-        "    state = dataclasses.replace(folder.state(trial.name), status='done', seconds=there)\n"
-        "    folder.write_state(trial.name, state)"
+        "write('running')\n"
+        "(workdir / 'ran').write_text((workdir / 'ran').read_text() + 'x' if attempts else 'x')\n"
+        "time.sleep(.2)\n"
+        "if 'learning_rate=0.001,batch_size=16' in name and not attempts: os.kill(os.getpid(), 9)\n"
+        "write('done')"
     )
-    monkeypatch.setattr(local, "available", lambda: room)
+    folder = planned(RATES)
+    indices = range(4)
+    said = [], []
+    agents = [
+        local._Agent(folder, indices, LaunchSettings(say=text.append, parallel=2)) for text in said
+    ]
+    more = [True, True]
+    while any(more):
+        more = [agent._round() for agent in agents]
+        time.sleep(0.02)
+    ran = {
+        trial.name: (folder.workdir(trial.name) / "ran").read_text() for trial in folder.trials()
+    }
+    assert sorted(ran.values()) == ["x", "x", "x", "xx"]
+    states = [folder.state(name) for name in ran]
+    assert {state.status for state in states} == {"done"}
+    assert sorted(state.attempts for state in states) == [1, 1, 1, 2]
+    assert all(any("starts" in text for text in texts) for texts in said)
+
+
+def test_trials_run_side_by_side_where_memory_allows(planned, monkeypatch):
+    class Trial:
+        def __init__(self, held, largest):
+            self.held, self.largest, self.trial = held, largest, folder.trial(0)
+
+        def measure(self):
+            return self.held
+
     folder = planned("grid({'batch_size': (8, 16)})")
-    _, states = submitted(folder, parallel=2)
-    assert [state.status for state in states] == ["done", "done"]
-    assert max(state.seconds for state in states) == together
+    agent = local._Agent(folder, [0, 1], LaunchSettings(parallel=2))
+    free = 0
+    monkeypatch.setattr(local, "available", lambda: free)
+    assert agent._there_is_room()  # alone, always
+    agent.running = [Trial(50, 100)]
+    free = 10_000
+    assert not agent._there_is_room()  # it is not under way: nothing is known yet
+    (folder.workdir(folder.trial(0).name) / "metrics.jsonl").write_text("{}")
+    assert agent._there_is_room()
+    free = 171  # 50 that the first will take again, and 1.2 × 100
+    assert agent._there_is_room()
+    free = 169
+    assert not agent._there_is_room()
+    agent.largest = 200  # of a trial that has ended
+    free = 389
+    assert not agent._there_is_room()
+
+
+def test_memory_of_processes_and_of_a_container(tmp_path):
+    assert memory.resident(os.getpid()) > 1 << 26
+    assert memory.resident(2**22 + 1) == 0
+    free = memory.available(tmp_path)
+    assert free > 0
+    for name, text in (("max", "1000"), ("current", "900"), ("stat", "inactive_file 300\nanon 5")):
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert memory.available(tmp_path) == 400
 
 
 def test_a_launcher_gets_the_trials_that_are_left(sweep_file, tmp_path, monkeypatch, capsys):
@@ -301,9 +352,8 @@ def test_a_launcher_gets_the_trials_that_are_left(sweep_file, tmp_path, monkeypa
         got.append((folder, list(indices), settings.parallel, settings.retries))
         return "job 17"
 
-    monkeypatch.setitem(LAUNCHERS, "test", f"{__name__}:submit")
-    monkeypatch.setattr(sys.modules[__name__], "submit", submit, raising=False)
-    monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
+    monkeypatch.setitem(LAUNCHERS, "test", "contrastive.sweeps.local:submit")
+    monkeypatch.setattr(local, "submit", submit)
     file, output = sweep_file(RATES, retries=4), tmp_path / "out"
     command = ["sweep", str(file), f"--output={output}", "--launcher=test", "--parallel=3"]
     assert main(command) == 0

@@ -19,7 +19,7 @@ from contrastive.towers import (
     sizes,
 )
 
-FAMILIES = {"clip": sizes.CLIP, "siglip": sizes.SIGLIP}
+FAMILIES = {"clip": sizes.CLIP, "siglip": sizes.SIGLIP, "siglip2": sizes.SIGLIP2}
 NAMES = [(family, name) for family, models in FAMILIES.items() for name in models]
 EXACT = {  # counted on the released weights
     ("clip", "B/32"): 151_277_313,
