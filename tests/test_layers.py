@@ -23,7 +23,7 @@ ROOMS = (  # from the top; rooms of one line do not import each other
     ("losses", "temperature", "reference"),
     ("logits",),
     ("rendezvous",),
-    ("mesh", "processes", "config", "whole", "pairs"),
+    ("mesh", "processes", "config", "whole", "pairs", "compression"),
     ("errors",),
 )
 LEVEL = {room: len(ROOMS) - i for i, line in enumerate(ROOMS) for room in line}

@@ -123,6 +123,11 @@ def test_contradictions_are_named(override, words):
         ("sentence_bert.py:rank", "--config.data.joined=false", "scores joined texts"),
         ("sentence_bert.py:rank", "--config.data.negatives=0", "set config.data.negatives"),
         ("e5.py", "--config.data.joined=true", "makes one row of them"),
+        ("e5.py", "--config.loss.matryoshka=(64,32)", "larger than the one before"),
+        ("e5.py", "--config.loss.matryoshka=(64,192)", "prefixes have to be shorter"),
+        ("e5.py", "--config.loss.matryoshka_weights=(1.0,)", "a positive number for each"),
+        ("moco.py:v2", "--config.loss.matryoshka=(16,)", "does not go with config.momentum"),
+        ("sentence_bert.py", "--config.loss.matryoshka=(16,)", "which reads whole rows"),
         ("e5.py", "--config.model.image.epsilon=1e-4", "config.model.image has no effect"),
     ],
 )

@@ -120,8 +120,8 @@ def load_pairs(data: DataConfig, *, most: int) -> Sequence[TextSet] | Sequence[V
     """The evaluation sets of a source of pairs of texts or of views.
 
     Texts: the splits ``validation``, ``test`` and ``train``; of labelled or joined ones, what is
-    said of each pair. Views of emoji: two artists' drawings of the same concepts. Views of your own pictures: two views of each held-out picture, made as in
-    training, always the same ones.
+    said of each pair. Views of emoji: two artists' drawings of the same concepts. Views of your own
+    pictures: two views of each held-out picture, made as in training, always the same ones.
 
     Args:
       data: The data settings of the run, of ``texts`` or ``views``.

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from contrastive import config as config_lib
 from contrastive.commands.embed import embed
-from contrastive.commands.mine import mine
+from contrastive.commands.mine import JudgeConfig, mine
 from contrastive.commands.search import search
 from contrastive.commands.train import train
 from contrastive.data.sources import open_source
@@ -150,3 +150,56 @@ def test_a_momentum_encoder_is_a_part_of_the_checkpoint(views, tmp_path, version
         run(views, tmp_path / "moved", "mesh.fsdp=2", devices=8)
         moved, whole = losses(tmp_path / "moved"), losses(tmp_path / "whole")
         np.testing.assert_allclose(moved, whole, rtol=1e-4)
+
+
+def test_labelled_pairs_are_learned_and_told(texts, tmp_path):
+    """By both texts' rows, and by one encoder that reads both."""
+    with open(tmp_path / "labelled.jsonl", "w") as file:
+        for i in range(80):
+            word = ("is", "not")[i % 2]
+            row = {"id": f"q{i}", "query": f"w{i % 9} so", "positive": f"w{i % 7} {word}"}
+            file.write(json.dumps({**row, "label": ("yes", "no")[i % 2]}) + "\n")
+    fields = {"labels": ("yes", "no")}
+    texts.data = {"source": str(tmp_path / "labelled.jsonl"), "pairs": "texts", "text_length": 12}
+    texts.data.update({"tokenizer": {"kind": "words"}, "fields": fields})
+    texts.model.shared, texts.loss = True, {"name": "classifier"}
+    long = ("optimizer.learning_rate=0.05", "total_steps=24", "eval.baselines=true")
+    for joined in ("false", "true"):
+        run(texts, tmp_path / joined, f"data.joined={joined}", *long)
+        found = results(tmp_path / joined)
+        assert found["validation/classification/accuracy"] > 0.9
+        assert found["validation/classification/accuracy_chance"] == 0.5
+        assert "validation/classification/accuracy_random_init" in found
+        model = load(tmp_path / joined)
+        said = model.judge(["w3 so", "w3 so"], ["w1 is", "w1 not"])
+        assert said.argmax(axis=1).tolist() == [0, 1]
+
+
+def test_a_cross_encoder_throws_false_negatives_out(texts, tmp_path):
+    """Answers to other questions that would answer this one too."""
+    rows = []
+    for i in range(60):
+        kind = ("a", "b", "c")[i % 3]
+        row = {"id": f"q{i}", "query": f"ask {kind}", "positive": f"says {kind} {i}"}
+        rows.append(
+            row | {"negatives": [f"says {k} {j}" for k in "abc" for j in (1, 2) if k != kind]}
+        )
+    (tmp_path / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    texts.data.source, texts.data.fields = str(tmp_path / "asked.jsonl"), {"held_out_share": 0.0}
+    texts.data.update({"joined": True, "text_length": 12, "query_prefix": "", "passage_prefix": ""})
+    texts.data.negatives = 2
+    bag = {"kind": "transformer", "width": 32, "heads": 2, "depth": 1}
+    texts.model = {"embedding_dim": 16, "text": bag}
+    texts.loss = {"name": "relevance"}
+    run(texts, tmp_path / "judge", "total_steps=60", "optimizer.learning_rate=0.01")
+    assert results(tmp_path / "judge")["train/relevance/recall@1"] > 0.9
+    del texts.data.joined, texts.data.negatives
+    texts.loss = {"name": "info_nce"}
+    recipe = config_lib.resolve(Recipe, texts, [])
+    file, config = tmp_path / "negatives.jsonl", MiningConfig(count=3, window=60)
+    judge = JudgeConfig(run=str(tmp_path / "judge"), candidates=50)
+    assert mine(recipe, file, config, by="bm25", judge=judge, stream=io.StringIO()) == 0
+    of = {row["id"]: row["query"][-1] for row in rows}
+    mined = [json.loads(line) for line in file.read_text().splitlines()]
+    taken = [(of[entry["key"]], text.split()[1]) for entry in mined for text in entry["negatives"]]
+    assert sum(kind == other for kind, other in taken) < 0.1 * len(taken)
