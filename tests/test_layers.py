@@ -10,6 +10,7 @@ ROOMS = (  # from the top; rooms of one line do not import each other
     ("cli",),
     ("commands",),
     ("reporting", "planning"),
+    ("mined",),
     ("assembly", "loading", "warm_start", "mining"),
     ("folders",),
     ("recipe",),

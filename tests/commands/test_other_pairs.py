@@ -7,6 +7,7 @@ import json
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 from rich.console import Console
 
 from contrastive import config as config_lib
@@ -14,9 +15,11 @@ from contrastive.commands.embed import embed
 from contrastive.commands.mine import JudgeConfig, mine
 from contrastive.commands.search import search
 from contrastive.commands.train import train
+from contrastive.data.pipeline import BatchLoader
 from contrastive.data.sources import open_source
 from contrastive.errors import UserError
-from contrastive.loading import load
+from contrastive.loading import load, open_model
+from contrastive.mined import MinedBatches, Miner
 from contrastive.mining import MiningConfig
 from contrastive.recipe import Recipe
 
@@ -203,3 +206,55 @@ def test_a_cross_encoder_throws_false_negatives_out(texts, tmp_path):
     mined = [json.loads(line) for line in file.read_text().splitlines()]
     taken = [(of[entry["key"]], text.split()[1]) for entry in mined for text in entry["negatives"]]
     assert sum(kind == other for kind, other in taken) < 0.1 * len(taken)
+
+
+def test_negatives_that_the_model_mines_are_a_part_of_the_checkpoint(texts, tmp_path):
+    """Stopped before lists come into force, at a refresh and after it; on other devices too."""
+    texts.data.mined = {"every": 2, "candidates": 3, "window": 6}
+    del texts.data.negatives
+    texts.data.negatives, texts.total_steps = 2, 9
+    run(texts, tmp_path / "whole")
+    for stop in (3, 4, 7):
+        run(texts, tmp_path / "parts", f"stop_at={stop}")
+    run(texts, tmp_path / "parts")
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    run(texts, tmp_path / "given", "data.mined.every=0", "data.mined.candidates=20",
+        "data.mined.window=100")  # fmt: skip
+    given, whole = losses(tmp_path / "given"), losses(tmp_path / "whole")
+    assert given[:4] == whole[:4]  # the copy of step 2 comes into force at step 4
+    assert all(a != b for a, b in zip(given[4:], whole[4:], strict=True))
+    run(texts, tmp_path / "eight", devices=8)
+    np.testing.assert_allclose(losses(tmp_path / "eight"), whole, rtol=1e-4)
+
+
+def test_mined_negatives_are_those_that_the_copy_ranks_high(texts, tmp_path):
+    """What a finished run's model ranks, the batches of a Miner with that model hold."""
+    texts.data.negatives = 2
+    run(texts, tmp_path / "run")
+    texts.data.mined = {"every": 2, "candidates": 2, "window": 5}
+    recipe = config_lib.resolve(Recipe, texts, [])
+    opened = open_model(tmp_path / "run")
+    source = open_source(recipe.data, "train")
+    loader = BatchLoader(source, recipe.data, opened.tokenizer, batch_size=16, seed=recipe.seed)
+    batches = MinedBatches(loader, recipe, opened.tokenizer, part=0, parts=1)
+    graphdef, parameters = nnx.split(opened.towers)
+    options = {"beside": False, "say": lambda text: None}
+    miner = Miner(recipe, batches, graphdef, opened.tokenizer, jax.devices()[:1], **options)
+    lists = miner._rank(parameters)
+    model = load(tmp_path / "run")
+    examples, passages = loader.examples, batches.corpus.passages
+    scores = model.encode_text(examples.queries) @ model.encode_text(passages, role="passage").T
+    for row, (own, found) in enumerate(zip(batches.corpus.own, lists, strict=True)):
+        wrong = [i for i in np.argsort(-scores[row], kind="stable") if i != own]
+        assert found.tolist() == wrong[:2]
+    batches.lists = lists
+    batch = next(batches)
+    loader.close()
+    place = {int(index): row for row, index in enumerate(examples.index)}
+    ids = dict(zip(examples.captions, examples.ids.tolist(), strict=True))
+    for i, example in enumerate(batch["example"].tolist()):
+        texts_of = [passages[j] for j in lists[place[example]]]
+        assert batch["negative_id"][i].tolist() == [ids[text] for text in texts_of]
+        wanted = opened.tokenizer.encode(["passage: " + text for text in texts_of])
+        np.testing.assert_array_equal(batch["negatives"][i], wanted)
+    assert (batch["negative_weight"] == 1).all()
