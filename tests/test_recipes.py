@@ -23,6 +23,7 @@ RECIPES = (
     *("siglip2.py:b16", "siglip2.py:l16", "siglip2.py:so400m", "siglip2.py:gopt"),
     *("lit.py:b16", "lit.py:l16", "lit.py:b16,cc12m", "flip.py:b16", "flip.py:l16", "flip.py:l14"),
     *("flip.py:h14", "flip.py:l16-unmasked", "flip.py:l14,laion400m"),
+    *("mnrl.py:transformer,cls", "mnrl.py:minilm", "mnrl.py:minilm,last"),
     *("mnrl.py:bag", "mnrl.py:transformer", "e5.py", "gte.py", "simcse.py:unsup", "simcse.py:sup"),
     *(f"sentence_bert.py:{objective}" for objective in ("softmax", "triplet", "cross", "rank")),
     "ance.py",
@@ -58,6 +59,13 @@ def test_unknown_sets_and_towers_are_answered_with_the_known():
         load_recipe(str(ROOT / "configs" / "clip.py:b16,laion5b"))
     with pytest.raises(ConfigError, match="'l32'; known are b16, l16"):
         load_recipe(str(ROOT / "configs" / "lit.py:l32"))
+
+
+def test_a_bag_has_no_pooling_to_choose():
+    with pytest.raises(ConfigError, match="a bag is a sum"):
+        load_recipe(str(ROOT / "configs" / "mnrl.py:bag,cls"))
+    with pytest.raises(ConfigError, match="pool by mean, cls, max, last"):
+        load_recipe(str(ROOT / "configs" / "mnrl.py:minilm,first"))
 
 
 def test_a_recipe_survives_the_way_through_its_file(tmp_path):

@@ -23,6 +23,7 @@ from contrastive.data.pairs import choose_negatives
 from contrastive.data.pipeline import BatchLoader, load_tokenizer, open_source
 from contrastive.data.records import DataErrors, InMemorySource
 from contrastive.errors import ConfigError, DataError
+from contrastive.objectives.judged import existing_negatives
 
 CONFIG = DataConfig(
     source="a.jsonl",
@@ -534,3 +535,28 @@ def test_joined_texts_are_one_row_with_a_marker_before_each(tmp_path, open_loade
         assert (ids[0] == begin).sum() == 2
         assert (ids[0] != small.pad_id).all()
         assert cut == 1
+
+
+@pytest.mark.parametrize("check", ["before", "during"])
+def test_a_miner_that_returns_the_own_passage_gives_no_negative(open_loader, tmp_path, check):
+    """Lines in another order than the pairs, a passage that repeats, and the pair's own: what is
+    found by key stays with its pair, and what is of its content is no negative of it."""
+    plain = [{k: v for k, v in row.items() if k != "negatives"} for row in ROWS]
+    plain[7]["positive"] = "Answer  3"  # the passage of pair 3, too
+    more = [
+        {"key": row["id"], "negatives": [row["positive"], "answer 3", f"far {i}"]}
+        for i, row in reversed(list(enumerate(plain)))
+    ]
+    fields = FieldsConfig(negatives_file=jsonl(tmp_path / "more.jsonl", more), held_out_share=0.0)
+    config = dataclasses.replace(
+        CONFIG, source=jsonl(tmp_path / "a.jsonl", plain), fields=fields, negatives=3, check=check
+    )
+    loader, tokenizer = open_loader(open_source(config, "train"), config)
+    for _ in range(3):
+        batch = next(loader)
+        there = existing_negatives({k: jnp.asarray(v) for k, v in batch.items()}, masked=True)
+        for row, example in enumerate(batch["example"].tolist()):
+            far = tokenizer.encode([f"far {example}"])[0]
+            kept = batch["negatives"][row][np.asarray(there[row]) > 0]
+            others = [] if example in (3, 7) else [tokenizer.encode(["answer 3"])[0]]
+            assert sorted(map(tuple, kept)) == sorted(map(tuple, [far, *others]))
