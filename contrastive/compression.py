@@ -6,6 +6,7 @@ What a row keeps of its place among the others is measured, not promised: ``cont
 
 import dataclasses
 import pathlib
+import zipfile
 from typing import Literal, get_args
 
 import numpy as np
@@ -109,7 +110,7 @@ def read_rows(path: pathlib.Path | str) -> Float32[np.ndarray, "n dim"]:
             precision = str(file["precision"]) if "precision" in file else "float32"
             codes, ranges = file["embeddings"], [file.get(name) for name in ("low", "step")]
             dim = int(file["dim"]) if "dim" in file else codes.shape[1]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise UserError(f"{path} is no file that contrastive embed has written.") from error
     if precision not in PRECISIONS:
         raise UserError(f"{path} holds rows in the precision {precision!r}, which is not known.")

@@ -127,6 +127,7 @@ class Miner:
       graphdef: Of the towers.
       tokenizer: Of the texts.
       devices: Where to compute.
+      mesh: Of the training.
       beside: Whether the ranking runs in a thread beside training.
       say: Is told which lists are in force.
       alive: Called while the ranking goes on.
@@ -140,21 +141,22 @@ class Miner:
         tokenizer: Tokenizer,
         devices: Devices,
         *,
+        mesh: jax.sharding.Mesh,
         beside: bool,
         say: Callable[[str], None],
         alive: Callable[[], None] = lambda: None,
     ) -> None:
         self._recipe, self._batches, self._graphdef = recipe, batches, graphdef
         self._tokenizer, self._devices, self._say, self._alive = tokenizer, devices, say, alive
-        self._config = recipe.data.mined
+        self._config, self._where = recipe.data.mined, replicated(mesh)
         self._thread = concurrent.futures.ThreadPoolExecutor(1) if beside else None
         self._waiting: concurrent.futures.Future[Lists] | None = None
         self._taken = self._since = 0
 
-    def begin(self, state: TrainState, mesh: jax.sharding.Mesh) -> TrainState:
+    def begin(self, state: TrainState) -> TrainState:
         """The state with a memory that holds nothing yet; to be called under the mesh."""
         shape = len(self._batches.corpus.queries), self._config.candidates
-        memory = self._memory(_copy(state.parameters), np.full(shape, -1, np.int32), mesh)
+        memory = self._memory(_copy(state.parameters), np.full(shape, -1, np.int32))
         return dataclasses.replace(state, memory=memory)
 
     def resume(self, state: TrainState) -> None:
@@ -189,17 +191,16 @@ class Miner:
         if goes_on:
             self._rank_beside(parameters)
         lists = np.asarray(memory.lists) if lists is None else lists
-        mesh = memory.lists.sharding.mesh
-        return dataclasses.replace(state, memory=self._memory(parameters, lists, mesh))
+        return dataclasses.replace(state, memory=self._memory(parameters, lists))
 
     def close(self) -> None:
         """Waits for a ranking under way."""
         if self._thread is not None:
             self._thread.shutdown(wait=True, cancel_futures=True)
 
-    def _memory(self, parameters: Any, lists: Lists, mesh: jax.sharding.Mesh) -> Mined:
+    def _memory(self, parameters: Any, lists: Lists) -> Mined:
         values = lists, np.int32(self._taken), np.int32(self._since)
-        return Mined(parameters, *(jax.device_put(x, replicated(mesh)) for x in values))
+        return Mined(parameters, *(jax.device_put(x, self._where) for x in values))
 
     def _rank_beside(self, parameters: Any) -> None:
         if self._thread is not None:

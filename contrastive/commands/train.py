@@ -225,13 +225,14 @@ class _Run:
             self.graphdef,
             self.tokenizer,
             self.devices,
+            mesh=mesh,
             beside=beside,
             say=self.terminal.say,
             # Beside training, the steps have to show by themselves that they go on.
             alive=(lambda: None) if beside else self.watchdog.alive,
         )
         with jax.set_mesh(mesh):
-            return self.miner.begin(state, mesh)
+            return self.miner.begin(state)
 
     def _after(self, step: int, state: TrainState) -> TrainState:
         if self.miner is None:

@@ -264,7 +264,7 @@ def test_matryoshka_is_the_sum_over_prefixes_of_unit_length():
     # Along the gradient of one parameter the plain sum changes as the gradient says.
     model = nnx.merge(*made("texts", config))
     slope_of = np.asarray(gradient["text"]["mlp"]["fall"]["kernel"][...])
-    kernel, step = model.text.mlp.fall.kernel, 1e-3 / np.linalg.norm(slope_of)
+    kernel, step = model.text.mlp.fall.kernel, 1e-2 / np.linalg.norm(slope_of)
     start, sides = np.asarray(kernel[...]), []
     for sign in (1, -1):
         kernel[...] = jnp.asarray(start + sign * step * slope_of)
@@ -276,7 +276,7 @@ def test_matryoshka_is_the_sum_over_prefixes_of_unit_length():
         moved["negatives"] = flat.reshape(16, 3, -1)
         sides.append(sum(total(moved)))
     wanted = 2 * step * np.linalg.norm(slope_of) ** 2
-    assert sides[0] - sides[1] == pytest.approx(wanted, rel=2e-3)
+    assert sides[0] - sides[1] == pytest.approx(wanted, rel=1e-2)
 
 
 def test_prefixes_are_cut_over_devices_and_chunks():
