@@ -4,7 +4,7 @@ WORKDIR ?= runs/emoji
 CONFIG ?= configs/emoji.py:clip
 WORKERS ?= 2
 
-.PHONY: help env env-plan parity train test test-slow lint clean
+.PHONY: help env env-plan parity train experiments test test-slow test-slurm lint clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -21,11 +21,17 @@ parity: env  ## create .venv-parity: PyTorch and the libraries that this one is 
 train: env  ## train the emoji model (about 4 minutes), evaluate it, write the report; resumes; ARGS=... passes more
 	@JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(PYTHON) -m contrastive.cli train --config=$(CONFIG) --workdir=$(WORKDIR) $(ARGS)
 
+experiments: env  ## all experiments in short form, each checked, one page (runs/experiments); resumes; ARGS=--full: all seeds
+	@JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(PYTHON) -m experiments $(ARGS)
+
 test: env-plan  ## run the test suite; ARGS="-k name" selects
 	@$(PYTHON) -m pytest -n $(WORKERS) $(ARGS)
 
 test-slow: env-plan  ## the full cross products and full-size programs
 	@$(PYTHON) -m pytest -n $(WORKERS) -m slow $(ARGS)
+
+test-slurm: env  ## launch on a real SLURM (root; apt-get install -y --no-install-recommends slurm-wlm)
+	@$(PYTHON) -m pytest -n 0 -m slow tests/slurm $(ARGS)
 
 lint: env  ## formatting, lint and types
 	@$(PYTHON) -m ruff format --check . && $(PYTHON) -m ruff check . && $(PYTHON) -m pyright

@@ -3,7 +3,10 @@
     contrastive train --config=configs/emoji.py:clip --workdir=runs/emoji
 
 The argument chooses the loss: ``clip`` (softmax, both ways), ``siglip`` (sigmoid), ``info_nce``
-(softmax, image to text). About four minutes on two CPU cores.
+(softmax, image to text). About four minutes on two CPU cores. ``naflex`` is ``clip`` with pictures
+as patches in their own proportions (SigLIP 2's NaFlex; those of the emoji are all square) and a
+small vision transformer; put your own pictures of any aspect in the place of the emoji with
+``--config.data.source``.
 
 ``minilm`` is ``clip`` with a text tower that was trained elsewhere and stays as it is (locked, as
 the image tower in LiT, Zhai et al. 2022); a projection behind it learns:
@@ -67,7 +70,17 @@ def get_config(variant: str = "clip") -> ConfigDict:
     config.eval.every = 225  # a quick evaluation during the run
     if variant == "minilm":
         _lock_minilm(config)
+    if variant == "naflex":
+        _keep_proportions(config)
     return config
+
+
+def _keep_proportions(config: ConfigDict) -> None:
+    """Patches of 4 pixels, as many as a square of 32 pixels has, in each picture's own grid."""
+    config.data.preprocessing = "naflex"
+    config.data.resize = ConfigDict({"patch": 4})
+    image = {"kind": "naflex", "patch_size": 4, "grid": 8, "width": 128, "depth": 4, "heads": 4}
+    config.model.image = ConfigDict(image | {"activation": "gelu_tanh", "init": "siglip"})
 
 
 def _lock_minilm(config: ConfigDict) -> None:

@@ -46,6 +46,7 @@ class Program:
             self.optimizer,
             seed=self.recipe.seed,
             average_decay=self.recipe.average_decay,
+            schedule=self.schedule,
             frozen=functools.partial(frozen_mask, config) if freezes(config) else None,
             accumulate=config.accumulate,
             momentum=self.momentum,

@@ -13,10 +13,11 @@ import pathlib
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from contrastive.errors import ConfigError, UserError
+from contrastive.sweeps import options as sweep_options
 
 if TYPE_CHECKING:
     from contrastive.processes import Processes
@@ -27,12 +28,16 @@ _PRECISIONS = ("float32", "float16", "int8", "binary")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit status."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    inner: list[str] = []
+    if arguments[:1] == ["launch"] and "--" in arguments:  # what is launched is a command too
+        cut = arguments.index("--")
+        arguments, inner = arguments[:cut], arguments[cut + 1 :]
     options, rest = make_parser().parse_known_args(arguments)
     debug = os.environ.get("CONTRASTIVE_DEBUG")
     try:
         options.overrides = _overrides(options, rest)
-        _calm()
-        _without_absent_accelerators()
+        options.inner = inner
+        prepare()
         return options.run(options)
     except UserError as error:
         if debug:
@@ -57,10 +62,12 @@ def _fail(command: str, message: str, status: int = 2) -> int:
     return status
 
 
-def _calm() -> None:
-    """Libraries' progress notes and deprecations are not for the person who trains."""
+def prepare() -> None:
+    """What a command does before it loads JAX."""
+    # Libraries' progress notes and deprecations are not for the person who trains.
     logging.getLogger("absl").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=DeprecationWarning)
+    _without_absent_accelerators()
 
 
 def _without_absent_accelerators() -> None:
@@ -86,6 +93,8 @@ def _overrides(options: argparse.Namespace, rest: list[str]) -> list[str]:
         takes_keys = "--config" in known or options.command == "import"
         if argument.startswith("--config.") and takes_keys:
             continue
+        if argument.startswith("--on.") and "--on" in known:
+            continue
         close = difflib.get_close_matches(argument.partition("=")[0], known, n=1)
         hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
         raise ConfigError(f"{argument} is not an option of this command{hint}.")
@@ -101,6 +110,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     _add_train(commands)
     _add_plan(commands)
+    _add_sweep(commands)
 
     _add_evaluate(commands)
 
@@ -145,9 +155,19 @@ def make_parser() -> argparse.ArgumentParser:
     embed.set_defaults(run=_embed, parser=embed)
 
     _add_mine(commands)
+    _add_launch(commands)
     _add_weights(commands)
     _add_data_commands(commands)
     return parser
+
+
+def _add_launch(commands: Any) -> None:
+    from contrastive.commands.launch_options import add_launchers
+
+    launch = commands.add_parser(
+        "launch", help="start a run: several processes here, SLURM, Kubernetes, TPU VMs, SkyPilot"
+    )
+    add_launchers(launch, run=_launch)
 
 
 def _add_weights(commands: Any) -> None:
@@ -211,29 +231,39 @@ def _add_train(commands: Any) -> None:
         metavar="SECONDS",
         help="before the first restart; doubled each time, up to a minute (1)",
     )
-    train.add_argument(
+    _add_processes(train)
+    train.set_defaults(run=_train, parser=train)
+
+
+def _add_sweep(commands: Any) -> None:
+    parser = sweep_options.add_sweep(commands)
+    _add_processes(parser)
+    parser.set_defaults(run=_sweep, parser=parser)
+
+
+def _add_processes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "--coordinator",
         metavar="HOST:PORT",
         help="where process 0 of several listens; SLURM steps find each other without it; 'auto' "
         "leaves it to JAX, as on Cloud TPU",
     )
-    train.add_argument("--processes", type=int, metavar="N", help="how many processes there are")
-    train.add_argument("--process", type=int, metavar="I", help="which one this is, from 0")
-    train.add_argument(
+    parser.add_argument("--processes", type=int, metavar="N", help="how many processes there are")
+    parser.add_argument("--process", type=int, metavar="I", help="which one this is, from 0")
+    parser.add_argument(
         "--start-timeout",
         type=float,
         default=300.0,
         metavar="SECONDS",
         help="how long to wait for all processes (300)",
     )
-    train.add_argument(
+    parser.add_argument(
         "--lost-after",
         type=float,
         default=60.0,
         metavar="SECONDS",
         help="after how long a silence a process counts as lost (60)",
     )
-    train.set_defaults(run=_train, parser=train)
 
 
 def _add_evaluate(commands: Any) -> None:
@@ -267,6 +297,12 @@ def _add_evaluate(commands: Any) -> None:
         action="store_true",
         default=None,
         help="leave the passage of the query's own name out",
+    )
+    evaluate.add_argument(
+        "--pooler",
+        metavar="NAME",
+        help="measure with another pooling of texts beside the model's own: mean, max, cls, last, "
+        "weighted_mean; or with its training head: head",
     )
     evaluate.add_argument("--most", type=int, metavar="N", help="at most so many pictures")
     evaluate.add_argument(
@@ -418,21 +454,79 @@ def _add_workdir(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from contrastive import rendezvous
-    from contrastive.processes import Processes
-
     if options.restarts > 0:
         return _supervise(options.restarts, options.restart_wait)
+    return _in_processes(_train_in, options)
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    sweep_options.check(options)
+    if options.trial is not None:
+        return _in_processes(_trial_in, options)
+
+    from contrastive.commands import sweep
+
+    if options.status:
+        return sweep.status(pathlib.Path(options.path))
+    return sweep.sweep(
+        options.path,
+        options.output,
+        launcher=options.launcher or "local",
+        parallel=options.parallel,
+        retries=options.retries,
+        on=options.on,
+        overrides=options.overrides,
+    )
+
+
+def _trial_in(processes: "Processes", options: argparse.Namespace) -> int:
+    import jax
+
+    from contrastive.commands.sweep import run_trial
+
+    return run_trial(
+        pathlib.Path(options.path),
+        options.trial,
+        devices=jax.devices(),
+        processes=processes,
+        stream=sys.stdout if processes.first else io.StringIO(),
+    )
+
+
+def _in_processes(
+    run: Callable[["Processes", argparse.Namespace], int], options: argparse.Namespace
+) -> int:
+    """Runs what several processes do together, or this one alone."""
+    from contrastive import rendezvous
+    from contrastive.processes import Processes
+    from contrastive.training.prefix import prefixed_output
+
     waits = {"limit": options.start_timeout, "lost_after": options.lost_after}
     if options.coordinator == "auto":
         processes = rendezvous.start_detected(**waits)
-    else:
-        launch = rendezvous.find_launch(options.coordinator, options.processes, options.process)
-        if launch is None or launch.count == 1:
-            return _train_in(Processes(), options)
-        processes = rendezvous.start(launch, **waits)
+        if processes.count == 1:
+            return run(processes, options)
+        with prefixed_output(processes.index, processes.count):
+            return _together(run, processes, options)
+    launch = rendezvous.find_launch(options.coordinator, options.processes, options.process)
+    if launch is None or launch.count == 1:
+        return run(Processes(), options)
+    with prefixed_output(launch.index, launch.count):
+        try:
+            processes = rendezvous.start(launch, **waits)
+        except UserError as error:
+            return _fail(options.command, str(error), status=error.status)
+        return _together(run, processes, options)
+
+
+def _together(
+    run: Callable[["Processes", argparse.Namespace], int],
+    processes: "Processes",
+    options: argparse.Namespace,
+) -> int:
+    """One of several processes; when one fails, all end."""
     try:
-        return _train_in(processes, options)
+        return run(processes, options)
     except Exception as error:
         known = error if isinstance(error, UserError) else None
         if known is None or not isinstance(error.__cause__, UserError | None):
@@ -460,6 +554,7 @@ def _train_in(processes: "Processes", options: argparse.Namespace) -> int:
         devices=jax.devices(),
         processes=processes,
         stream=sys.stdout if processes.first else io.StringIO(),
+        command=["contrastive", *sys.argv[1:]],
     )
 
 
@@ -474,6 +569,19 @@ def _supervise(restarts: int, wait: float) -> int:
         print(f"contrastive train: {text}", file=sys.stderr, flush=True)
 
     return Supervisor(command, restarts, say=say, wait=wait, again=again).run()
+
+
+def _launch(options: argparse.Namespace) -> int:
+    from contrastive.commands.launch import launch
+
+    def say(text: str) -> None:
+        print(f"contrastive launch: {text}", file=sys.stderr, flush=True)
+
+    inner = None
+    if options.inner:
+        inner, rest = make_parser().parse_known_args(options.inner)
+        inner.overrides = _overrides(inner, rest)
+    return launch(options, inner, say=say)
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -577,10 +685,13 @@ def _evaluate(options: argparse.Namespace) -> int:
         raise UserError("--task and --data go together: what to measure, and on what.")
     if settings is not None:
         results = evaluate_tasks(
-            path, options.task, settings, output=options.output, devices=jax.devices()
-        )
+            path, options.task, settings, pooler=options.pooler, output=options.output,
+            devices=jax.devices(),
+        )  # fmt: skip
     elif options.output is not None:
         raise UserError("--output goes with --task; a run is evaluated in its own folder.")
+    elif options.pooler is not None:
+        raise UserError("--pooler goes with --task and --data.")
     else:
         results = evaluate_run(path, devices=jax.devices())
     print(json.dumps(results) if options.json else format_table(results))

@@ -142,35 +142,34 @@ def to_dict(settings: Any) -> dict[str, Any]:
     return plain(settings)
 
 
-def load_file(spec: str) -> ConfigDict:
+def load_file(spec: str, *, function: str = "get_config", option: str = "--config=") -> Any:
     """Runs ``get_config`` of a recipe file.
 
     Args:
-      spec: ``FILE.py`` or ``FILE.py:ARGUMENT``; the argument goes to ``get_config``.
+      spec: ``FILE.py`` or ``FILE.py:ARGUMENT``; the argument goes to the function.
+      function: What the file has to define.
+      option: How error messages call the place where ``spec`` was given.
 
     Raises:
-      ConfigError: There is no such file, it has no ``get_config``, or it refuses the argument.
+      ConfigError: There is no such file, it has no such function, or that refuses the argument.
     """
     name, _, argument = spec.partition(":")
     file = pathlib.Path(name)
     if not file.is_file():
-        raise ConfigError(
-            f"--config={spec}: there is no file {name!r}. Give a recipe such as "
-            "--config=configs/emoji.py:clip."
-        )
+        example = "; give a recipe such as --config=configs/emoji.py:clip" * ("config" in function)
+        raise ConfigError(f"{option}{spec}: there is no file {name!r}{example}.")
     module_spec = importlib.util.spec_from_file_location(f"_recipe_{file.stem}", file)
     if module_spec is None or module_spec.loader is None:
-        raise ConfigError(f"--config={spec}: {name!r} is not a Python file.")
+        raise ConfigError(f"{option}{spec}: {name!r} is not a Python file.")
     module = importlib.util.module_from_spec(module_spec)
     try:
         module_spec.loader.exec_module(module)
     except SyntaxError as error:
-        raise ConfigError(
-            f"--config={spec}: line {error.lineno} is not Python: {error}."
-        ) from error
-    if not hasattr(module, "get_config"):
-        raise ConfigError(f"--config={spec}: {name!r} does not define get_config(arg).")
-    return module.get_config(argument) if argument else module.get_config()
+        raise ConfigError(f"{option}{spec}: line {error.lineno} is not Python: {error}.") from error
+    if not hasattr(module, function):
+        raise ConfigError(f"{option}{spec}: {name!r} does not define {function}(arg).")
+    call = getattr(module, function)
+    return call(argument) if argument else call()
 
 
 def resolve(cls: type[T], config: Group, overrides: Sequence[str]) -> T:

@@ -1,5 +1,6 @@
 """A trained model in use: pictures and texts to unit rows."""
 
+import dataclasses
 import math
 import os
 import pathlib
@@ -31,6 +32,7 @@ from contrastive.mesh import (
 )
 from contrastive.objectives import LossConfig, start_values
 from contrastive.towers import (
+    POOLINGS,
     BagConfig,
     MissingTower,
     Role,
@@ -38,6 +40,7 @@ from contrastive.towers import (
     TwoTower,
     TwoTowerConfig,
 )
+from contrastive.towers.naflex import PLACE
 
 _SHORTEST = 32  # shorter texts are padded to this length, where they may be longer
 View: TypeAlias = Literal["image", "judged"] | Role
@@ -79,6 +82,15 @@ class _NoTexts(NamedTuple):
     vocabulary_size: int = 1
     pad_id: int = 0
     end_id: int | None = None
+
+
+class _Settings(NamedTuple):
+    """:class:`ModelSettings` of a model that is not quite that of its recipe."""
+
+    data: DataConfig
+    model: TwoTowerConfig
+    loss: LossConfig
+    batch_size: int
 
 
 NO_TEXTS: Markers = _NoTexts()
@@ -152,6 +164,7 @@ class Model:
       tokenizer: Turns texts to ids; None: the model came without one, and takes ids only.
       devices: Where to compute, unless the parameters lie on a mesh; None: the default device.
       batch_size: Rows that are encoded at a time, rounded up to a multiple of the devices.
+      head: Whether the rows of the training head are taken, and not those it was trained on.
       progress: Called after each batch.
     """
 
@@ -163,9 +176,11 @@ class Model:
         devices: Devices | None = None,
         *,
         batch_size: int = 256,
+        head: bool = False,
         progress: Callable[[], None] = lambda: None,
     ) -> None:
         self.recipe, self.tokenizer, self._progress = recipe, tokenizer, progress
+        self._head = towers.head if head else None
         self._log_scale = towers.log_scale[...]
         self._bias = None if towers.bias is None else towers.bias[...]
         self._graphdef, parameters = nnx.split(towers)
@@ -180,7 +195,51 @@ class Model:
     @property
     def embedding_dim(self) -> int:
         """Entries of a row."""
-        return self.recipe.model.embedding_dim
+        return self.recipe.model.embedding_dim if self._head is None else self._head.outputs
+
+    @property
+    def pooler(self) -> str:
+        """What makes one row of a text's tokens; ``head`` where the training head follows."""
+        if self._head is not None:
+            return "head"
+        return getattr(self.recipe.model.text, "pooling", "none")
+
+    def pooled(self, pooler: str) -> "Model":
+        """The same parameters with another pooling of texts than they were trained with, or
+        (``head``) with the head behind the towers that training dropped: rows to compare with.
+
+        Args:
+          pooler: ``mean``, ``max``, ``cls``, ``last``, ``weighted_mean``, or ``head``.
+
+        Raises:
+          UserError: There is no such pooling, or no head; or the head has batch normalisation,
+            which gives no row to a text or picture alone.
+        """
+        recipe, towers = self.recipe, nnx.merge(self._graphdef, self._parameters)
+        if pooler == "head":
+            if towers.head is None:
+                raise UserError("this model has no head behind its towers: config.model.head.")
+            if recipe.model.head.norm == "batch":
+                raise UserError(
+                    "the head of this model has batch normalisation: its rows depend on the other "
+                    "rows of a batch, so a text or picture has none of its own."
+                )
+        else:
+            if pooler not in POOLINGS:
+                raise UserError(f"{pooler!r}: choose from {', '.join(POOLINGS)}, head.")
+            text = recipe.model.text
+            if towers.text is None or text is None or isinstance(text, BagConfig):
+                raise UserError(f"this model pools no tokens, so not by {pooler!r}.")
+            text = dataclasses.replace(text, pooling=pooler)
+            model = dataclasses.replace(recipe.model, text=text)
+            recipe = _Settings(recipe.data, model, recipe.loss, recipe.batch_size)
+            readers: list[Any] = [towers.text, towers.passage]
+            for tower in readers:
+                if tower is not None:
+                    tower.config = text
+        devices = list(self._mesh.devices.flat)
+        options = {"batch_size": self.batch_size, "progress": self._progress}
+        return Model(recipe, towers, self.tokenizer, devices, head=pooler == "head", **options)
 
     @property
     def scale(self) -> float:
@@ -199,7 +258,8 @@ class Model:
 
         Args:
           images: Paths, encoded bytes, PIL images or uint8 arrays ``[height, width, 3]`` of any
-            size; one, or a sequence (a uint8 array ``[n, height, width, 3]`` too).
+            size; one, or a sequence (a uint8 array ``[n, height, width, 3]`` too). A model of
+            pictures of any aspect takes patches ``[n, patches, bytes]`` too.
 
         Raises:
           MissingTower: The model was trained on texts only.
@@ -208,15 +268,15 @@ class Model:
         """
         if self.recipe.data.pairs == "texts" or self.recipe.model.image is None:
             raise MissingTower("image")
-        if isinstance(images, Picture) and not (isinstance(images, np.ndarray) and images.ndim > 3):
+        data = self.recipe.data
+        ready = _ready(images, data)
+        several = ready is not None or (isinstance(images, np.ndarray) and images.ndim > 3)
+        if isinstance(images, Picture) and not several:
             images = [images]
-        data, size = self.recipe.data, self.recipe.data.image_size
 
         def read(part: range) -> np.ndarray:
-            square = data.preprocessing != "naflex"
-            if square and isinstance(images, np.ndarray) and images.shape[1:] == (size, size, 3):
-                _check_pixels(images[part.start])
-                return images[part.start : part.stop]
+            if ready is not None:
+                return ready[part.start : part.stop]
             return np.stack([_read(images[i], data, i) for i in part])
 
         return self._encode("image", len(images), read)
@@ -362,7 +422,7 @@ class Model:
         size: int | None = None,
     ) -> np.ndarray:
         rows = np.empty((count, size or self.embedding_dim), np.float32)
-        sharding = batch_sharding(self._mesh)
+        sharding, head = batch_sharding(self._mesh), self._head is not None
         parts = [
             range(start, min(start + self.batch_size, count))
             for start in range(0, count, self.batch_size)
@@ -372,7 +432,7 @@ class Model:
             for part in parts:
                 padded = _pad(read(part), self.batch_size)
                 put = jax.make_array_from_callback(padded.shape, sharding, lambda i, x=padded: x[i])
-                yield part, _encode(self._parameters, put, self._graphdef, view, self._mesh)
+                yield part, _encode(self._parameters, put, self._graphdef, view, self._mesh, head)
 
         with jax.set_mesh(self._mesh):
             for part, values in _one_ahead(encoded()):
@@ -413,6 +473,16 @@ def read_picture(
     return evaluation_image(decode_image(picture), *shape)
 
 
+def _ready(images: Any, data: DataConfig) -> np.ndarray | None:
+    """An array of pictures as the tower takes them; None where it is something else."""
+    if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
+        return None
+    form: tuple[int, ...] = data.image_size, data.image_size, 3
+    if data.preprocessing == "naflex":
+        form = data.patches, 3 * data.resize.patch**2 + PLACE
+    return images if images.shape[1:] == form else None
+
+
 def _read(picture: Any, data: DataConfig, index: int) -> np.ndarray:
     try:
         return read_picture(picture, data)
@@ -447,13 +517,14 @@ def _pad(rows: np.ndarray, size: int) -> np.ndarray:
     return np.pad(rows, [(0, size - len(rows)), *[(0, 0)] * (rows.ndim - 1)])
 
 
-@partial(jax.jit, static_argnames=("graphdef", "view", "mesh"))
+@partial(jax.jit, static_argnames=("graphdef", "view", "mesh", "head"))
 def _encode(
     parameters: Any,  # nnx.State
     rows: Shaped[Array, "batch ..."],
     graphdef: nnx.GraphDef,
     view: View,
     mesh: Mesh,
+    head: bool,
 ) -> Float32[Array, "batch dim"]:
     towers = nnx.merge(graphdef, parameters)
     if view == "judged":
@@ -461,6 +532,7 @@ def _encode(
         raw = [towers.encode_text(rows[:, i], role=role) for i, role in enumerate(roles)]
         return jax.sharding.reshard(towers.judge(*raw), NamedSharding(mesh, PartitionSpec()))
     raw = towers.encode_image(rows) if view == "image" else towers.encode_text(rows, role=view)
+    raw = towers.head(raw) if head else raw
     return jax.sharding.reshard(normalize(raw), NamedSharding(mesh, PartitionSpec()))
 
 

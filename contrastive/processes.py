@@ -121,15 +121,17 @@ class Processes:
         """Calls in every process; if it fails with a :class:`UserError` in one, it fails in all."""
         if self.count == 1:
             return call()
-        result, failure = None, ""
+        result, failure, host = None, "", socket.gethostname()
         try:
             result = call()
         except UserError as error:
-            failure = f"{error}"
+            failure = json.dumps({"host": host, "message": f"{error}"})
         failures = self.gather(failure, what)
-        for index, message in enumerate(failures):
-            if message:
-                raise UserError(message if index == self.index else f"process {index}: {message}")
+        for index, entry in enumerate(failures):
+            if entry:
+                known = json.loads(entry)
+                where = "" if index == self.index else f"process {index} on {known['host']}: "
+                raise UserError(where + known["message"])
         return result  # pyright: ignore[reportReturnType]
 
     def first_alone(self, call: Callable[[], T], what: str) -> T | None:
@@ -202,12 +204,13 @@ class Processes:
     def fail(self, message: str, status: int) -> None:
         """Tells the others why this process ends."""
         if self.count > 1 and self._store is not None:
-            value = json.dumps({"message": message, "status": status})
+            host = socket.gethostname()
+            value = json.dumps({"message": message, "status": status, "host": host})
             with contextlib.suppress(Exception):
                 self._store.key_value_set(f"contrastive/failed/{self.index}", value)
 
-    def failure(self) -> tuple[int, str, int] | None:
-        """Index, message and status of another process that has failed."""
+    def failure(self) -> tuple[str, int] | None:
+        """What another process has failed with, after its name and host; and its status."""
         if self.count == 1:
             return None
         try:
@@ -218,7 +221,8 @@ class Processes:
             index = int(key.rpartition("/")[2])
             if index != self.index:
                 entry = json.loads(value)
-                return index, entry["message"], entry["status"]
+                where = f"process {index} on {entry['host']}"
+                return f"{where}: {entry['message']}", entry["status"]
         return None
 
     def explain(self, error: Exception) -> UserError | None:
@@ -262,8 +266,8 @@ class Processes:
         """Raises what another process has failed with, if one has."""
         found = self.failure()
         if found is not None:
-            index, message, status = found
-            error = UserError(f"process {index}: {message}")
+            message, status = found
+            error = UserError(message)
             error.status = status
             raise error
 

@@ -13,7 +13,13 @@ from contrastive.errors import ConfigError, UserError
 from contrastive.evaluation.suite import EvaluationConfig
 from contrastive.mesh import MeshConfig
 from contrastive.objectives import JUDGES, LossConfig, MomentumConfig
-from contrastive.towers import ConvTowerConfig, TwoTowerConfig
+from contrastive.towers import (
+    ConvNeXtConfig,
+    ConvTowerConfig,
+    NaFlexConfig,
+    ResNetConfig,
+    TwoTowerConfig,
+)
 from contrastive.training.checkpoint import CheckpointConfig
 from contrastive.training.logs import LogConfig
 from contrastive.training.optimizer import OptimizerConfig
@@ -94,6 +100,7 @@ class Recipe:
             raise ConfigError("config.average_decay has to lie between 0 and 1, or be None.")
         self._check_parts()
         self._check_pixels()
+        self._check_proportions()
         self._check_best()
 
     def _check_parts(self) -> None:
@@ -120,10 +127,21 @@ class Recipe:
                 "config.data.views.small: crops are compared by a softmax; config.loss.name is "
                 f"{self.loss.name!r}."
             )
-        if self.data.views.small and not isinstance(self.model.image, ConvTowerConfig):
+        image = self.model.image
+        any_size = isinstance(image, ConvTowerConfig | ConvNeXtConfig) or (
+            isinstance(image, ResNetConfig) and image.form != "clip"
+        )
+        if self.data.views.small and not any_size:
             raise ConfigError(
                 "config.data.views.small: other towers take pictures of one size; crops of another "
-                "need config.model.image.kind = 'conv'."
+                "need config.model.image.kind = 'conv', 'convnext', or 'resnet' without attention "
+                "pooling."
+            )
+        chunks = self.train.microbatches
+        if chunks > 1 and isinstance(image, ResNetConfig) and image.statistics == "batch":
+            raise ConfigError(
+                f"config.train.microbatches = {chunks}: with config.model.image.statistics = "
+                "'batch' the tower needs the whole batch at once; 'fixed' goes with chunks."
             )
 
     def _check_judged(self) -> None:
@@ -155,6 +173,23 @@ class Recipe:
                 f"config.checkpoint.best = {best!r} is measured every {measured} steps "
                 f"(config.{group}.every) and checkpoints are written every {saved} "
                 "(config.checkpoint.every): one has to be a multiple of the other."
+            )
+
+    def _check_proportions(self) -> None:
+        """Pictures in their own proportions go with the tower that takes them."""
+        image, data = self.model.image, self.data
+        if image is None or data.pairs == "texts":
+            return
+        flexible = isinstance(image, NaFlexConfig)
+        if flexible != (data.preprocessing == "naflex"):
+            raise ConfigError(
+                "config.data.preprocessing = 'naflex' and config.model.image.kind = 'naflex' go "
+                f"together; given are {data.preprocessing!r} and {image.kind!r}."
+            )
+        if flexible and image.patch_size != data.resize.patch:
+            raise ConfigError(
+                f"config.data.resize.patch = {data.resize.patch} has to be that of the tower, "
+                f"config.model.image.patch_size = {image.patch_size}."
             )
 
     def _check_pixels(self) -> None:

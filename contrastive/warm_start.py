@@ -26,7 +26,7 @@ from contrastive.whole import whole_file
 # Settings of a tower that no shape tells, and without which its parameters mean something else.
 _MEANING = (
     *("activation", "epsilon", "heads", "causal", "padding", "pre_norm", "patch_size"),
-    *("norm", "positions", "position_offset"),
+    *("norm", "positions", "position_offset", "pooling"),
     *("first_stride", "early_stride"),
     *("window", "global_every", "rotary_base", "local_rotary_base"),
 )
@@ -62,6 +62,7 @@ class _Earlier:
       shapes: Of its parameters, by path.
       read: The parameters of a target (``jax.ShapeDtypeStruct`` with shardings).
       markers: Its tokenizer; None: it has none.
+      open: Settings of the text tower that its parameters do not decide.
     """
 
     model: TwoTowerConfig
@@ -69,6 +70,7 @@ class _Earlier:
     shapes: dict[tuple, tuple[int, ...]]
     read: Callable[[Any], Any]
     markers: Tokenizer | None
+    open: tuple[str, ...] = ()
 
 
 def warm_start(
@@ -107,7 +109,7 @@ def warm_start(
     taken = [path for path in ours if path not in reasons]
     if not taken:
         raise UserError(f"config.init_from = {source}: no parameter of that run fits this model.")
-    _check_meaning(earlier.model, recipe.model, {path[0] for path in taken})
+    _check_meaning(earlier, recipe.model, {path[0] for path in taken})
     wanted = [
         (path, ours[path].replace(_abstract(ours[path][...], earlier.shapes[path])))
         for path in taken
@@ -170,7 +172,8 @@ def _weights(source: pathlib.Path) -> _Earlier:
         return nnx.from_flat_state(placed)
 
     settings = found.settings
-    return _Earlier(settings.model, settings.data.image_size, shapes, read, found.tokenizer)
+    size, markers = settings.data.image_size, found.tokenizer
+    return _Earlier(settings.model, size, shapes, read, markers, settings.open)
 
 
 def _reasons(
@@ -214,23 +217,39 @@ def _resized(table: jax.Array, like: jax.Array, grids: tuple[int, int]) -> jax.A
     return jax.make_array_from_callback(like.shape, like.sharding, part)
 
 
-def _check_meaning(theirs: TwoTowerConfig, ours: TwoTowerConfig, towers: set[Any]) -> None:
+def _check_meaning(earlier: _Earlier, ours: TwoTowerConfig, towers: set[Any]) -> None:
     """Raises :class:`ConfigError` where parameters would be used otherwise than trained."""
+    theirs = earlier.model
     for tower in sorted(towers & {"image", "text"}):
         before, after = getattr(theirs, tower), getattr(ours, tower)
         for name in _MEANING:
             old, new = getattr(before, name, None), getattr(after, name, None)
-            if old is not None and new is not None and old != new:
+            free = tower == "text" and name in earlier.open
+            if old is not None and new is not None and old != new and not free:
                 raise ConfigError(
                     f"config.model.{tower}.{name} = {new!r}, but the parameters of "
                     f"config.init_from were trained with {old!r}."
                 )
+    _check_heads(theirs.text, ours.text)
     for name in ("pixel_mean", "pixel_std"):
         old, new = getattr(theirs, name), getattr(ours, name)
         if "image" in towers and old != new:
             raise ConfigError(
                 f"config.model.{name} = {new}, but the parameters of config.init_from were trained "
                 f"with {old}."
+            )
+
+
+def _check_heads(theirs: Any, ours: Any) -> None:
+    """The same for the modules behind an encoder's pooling. Others than before may follow, or
+    fewer; those of equal sizes have to be the same ones."""
+    pairs = (getattr(tower, "after_pooling", ()) for tower in (theirs, ours))
+    for i, (old, new) in enumerate(zip(*pairs, strict=False)):
+        same_shape = old.kind == new.kind and getattr(old, "size", 0) == getattr(new, "size", 0)
+        if same_shape and old != new:
+            raise ConfigError(
+                f"config.model.text.after_pooling[{i}] = {new}, but the parameters of "
+                f"config.init_from were trained with {old}."
             )
 
 

@@ -13,12 +13,19 @@ from PIL import Image
 from contrastive import inference
 from contrastive.data.pipeline import DataConfig
 from contrastive.data.tokenizer import TokenizerConfig, train_tokenizer
-from contrastive.errors import DataError
+from contrastive.errors import DataError, UserError
 from contrastive.evaluation.zero_shot import classification_metrics
+from contrastive.geometry import normalize
 from contrastive.inference import Model, initial_towers
 from contrastive.mesh import MeshConfig, make_mesh
 from contrastive.objectives import LossConfig
-from contrastive.towers import ConvTowerConfig, TextTransformerConfig, TwoTowerConfig
+from contrastive.towers import (
+    BagConfig,
+    ConvTowerConfig,
+    HeadConfig,
+    TextTransformerConfig,
+    TwoTowerConfig,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,3 +220,44 @@ def test_arrays_of_texts_and_of_ids(model, tokenizer):
             ValueError, match=f"the vocabulary has 0 … {tokenizer.vocabulary_size - 1}"
         ):
             model.encode_text(np.full((2, 8), value))
+
+
+def test_D11_a_head_of_the_training_is_dropped_unless_it_is_asked_for(tokenizer):
+    head = HeadConfig(layers=2, output=4, activation="tanh")
+    recipe = dataclasses.replace(
+        RECIPE,
+        data=DataConfig(source="x.jsonl", pairs="texts", text_length=8),
+        model=dataclasses.replace(RECIPE.model, head=head),
+    )
+    towers = initial_towers(recipe, tokenizer, 0)
+    model = Model(recipe, towers, tokenizer)
+    rows, other = model.encode_text("a red cat"), model.pooled("head")
+    assert (model.pooler, other.pooler) == ("mean", "head")
+    assert (rows.shape, other.encode_text("a red cat").shape) == ((1, 16), (1, other.embedding_dim))
+    assert other.embedding_dim == 4
+    raw = towers.encode_text(jax.numpy.asarray(tokenizer.encode(["a red cat"])))
+    np.testing.assert_allclose(rows, normalize(raw), atol=1e-6)
+    behind = normalize(towers.head(raw))
+    np.testing.assert_allclose(other.encode_text("a red cat"), behind, atol=1e-6)
+    assert np.abs(model.pooled("cls").encode_text("a red cat") - rows).max() > 1e-3
+    np.testing.assert_array_equal(model.pooled("mean").encode_text("a red cat"), rows)
+
+
+@pytest.mark.parametrize(
+    ("head", "text", "pooler", "words"),
+    [
+        (HeadConfig(), RECIPE.model.text, "head", "no head behind"),
+        (HeadConfig(layers=2, norm="batch"), RECIPE.model.text, "head", "batch normalisation"),
+        (HeadConfig(), RECIPE.model.text, "cla", "choose from mean, max, cls"),
+        (HeadConfig(), BagConfig(width=16), "cls", "pools no tokens"),
+    ],
+    ids=["no-head", "batch-norm", "unknown", "bag"],
+)
+def test_poolers_that_a_model_does_not_have(tokenizer, head, text, pooler, words):
+    recipe = dataclasses.replace(
+        RECIPE,
+        data=DataConfig(source="x.jsonl", pairs="texts", text_length=8),
+        model=dataclasses.replace(RECIPE.model, head=head, text=text),
+    )
+    with pytest.raises(UserError, match=words):
+        Model(recipe, initial_towers(recipe, tokenizer, 0), tokenizer).pooled(pooler)

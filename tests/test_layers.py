@@ -9,7 +9,8 @@ ROOT = pathlib.Path(contrastive.__file__).parent
 ROOMS = (  # from the top; rooms of one line do not import each other
     ("cli",),
     ("commands",),
-    ("reporting", "planning"),
+    ("sweeps",),
+    ("reporting", "planning", "launching"),
     ("mined",),
     ("assembly", "loading", "warm_start", "mining"),
     ("folders",),

@@ -16,6 +16,7 @@ from contrastive.recipe import check_resumable, load_recipe, read_recipe, write_
 ROOT = pathlib.Path(__file__).parents[1]
 RECIPES = (
     *("emoji.py:clip", "emoji.py:siglip", "emoji.py:info_nce", "emoji.py:minilm"),
+    "emoji.py:naflex",
     *("clip.py:b32", "clip.py:b16", "clip.py:l14", "clip.py:h14"),
     *("siglip.py:b16", "siglip.py:l16", "siglip.py:so400m", "siglip.py:g"),
     *("clip.py:b32,laion400m", "clip.py:l14,datacomp1b", "clip.py:b16,cc12m"),
@@ -28,7 +29,7 @@ RECIPES = (
     *(f"sentence_bert.py:{objective}" for objective in ("softmax", "triplet", "cross", "rank")),
     "ance.py",
     *("dpr.py:debian", "dpr.py:bm25", "dpr.py:wordnet"),
-    *("simclr.py:artists", "simclr.py:augmented", "moco.py:v2", "moco.py:v3"),
+    *("simclr.py:artists", "simclr.py:augmented", "simclr.py:resnet", "moco.py:v2", "moco.py:v3"),
 )
 
 

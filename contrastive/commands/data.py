@@ -22,6 +22,7 @@ from contrastive.data.pipeline import BatchLoader, open_source
 from contrastive.data.records import InMemorySource, Source
 from contrastive.data.survey import Survey, survey
 from contrastive.data.tokenizer import Tokenizer, load_tokenizer
+from contrastive.data.transforms import naflex_pixels
 from contrastive.errors import DataError, NoSuchSplit, UserError
 from contrastive.recipe import Recipe
 from contrastive.reporting.sheet import Tile, write_tiles
@@ -233,12 +234,14 @@ def _sheet(
         key = records[number]["key"].encode("utf-8", "backslashreplace").decode()
         if config.pairs == "views":
             views = (("view_a", "first view"), ("view_b", "second view"))
-            tiles += [Tile(_data_uri(batch[view][row]), name, "", key) for view, name in views]
+            tiles += [
+                Tile(_data_uri(batch[view][row], config), name, "", key) for view, name in views
+            ]
             continue
         ids = batch["text"][row]
         tokens = f"{tokenizer.lengths(ids[None])[0]} tokens"
         words = tokenizer.decode(ids) or "(nothing)"
-        tiles.append(Tile(_data_uri(batch["image"][row]), words, tokens, key))
+        tiles.append(Tile(_data_uri(batch["image"][row], config), words, tokens, key))
     return write_tiles(
         path,
         over="data",
@@ -252,7 +255,9 @@ def _sheet(
     )
 
 
-def _data_uri(pixels: np.ndarray) -> str:
+def _data_uri(pixels: np.ndarray, config: DataConfig) -> str:
+    if config.preprocessing == "naflex":
+        pixels = naflex_pixels(pixels, config.resize.patch)
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, "PNG")
     return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"

@@ -1,5 +1,6 @@
 """``contrastive evaluate`` and the last act of ``contrastive train``."""
 
+import dataclasses
 import io
 import json
 import logging
@@ -47,6 +48,7 @@ def evaluate_tasks(
     tasks: Sequence[str],
     options: TaskOptions,
     *,
+    pooler: str | None = None,
     output: pathlib.Path | None = None,
     devices: Devices,
 ) -> Measured:
@@ -56,6 +58,8 @@ def evaluate_tasks(
       path: A run, or imported weights.
       tasks: Keys of :data:`contrastive.evaluation.tasks.TASKS`.
       options: The data.
+      pooler: Measure a second time with this pooling (:meth:`contrastive.inference.Model.pooled`)
+        in place of the model's own; its results stand beside the others, as another set.
       output: The folder of ``evaluation.json``; None: ``path``, or the folder it is in.
       devices: Where to compute.
 
@@ -67,7 +71,17 @@ def evaluate_tasks(
     if output is not None:
         _make(output)
     model = load(path, devices=devices)
+    other = None if pooler is None else model.pooled(pooler)
     results = run_tasks(model, tasks, options, devices=devices)
+    if other is not None:
+        _log.warning(
+            "%s was made for the pooler %r; %r was asked for: both are measured.",
+            path, model.pooler, other.pooler,
+        )  # fmt: skip
+        title = f"{options.title} with pooler {other.pooler}"
+        again = dataclasses.replace(options, name=title)
+        results.add(run_tasks(other, tasks, again, devices=devices))
+        results[f"{options.title}/pooler"], results[f"{title}/pooler"] = model.pooler, other.pooler
     write_results(folder, results)
     return results
 

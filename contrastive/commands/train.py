@@ -2,12 +2,13 @@
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import pathlib
 import signal
+import socket
 import sys
 import tempfile
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ from contrastive.data.tokenizer import Tokenizer, load_tokenizer
 from contrastive.errors import ConfigError
 from contrastive.evaluation.suite import evaluate, format_table
 from contrastive.inference import Model, build_towers
+from contrastive.launching import record as record_lib
 from contrastive.microbatches import check_microbatches
 from contrastive.mined import MinedBatches, Miner
 from contrastive.objectives import scale_limit
@@ -34,6 +36,7 @@ from contrastive.training import checkpoint, logs, loop
 from contrastive.training.hosts import SameShapes
 from contrastive.training.profiler import Profiler
 from contrastive.training.state import TrainState, init_state
+from contrastive.training.supervisor import STOPPING
 from contrastive.training.watchdog import Watchdog
 from contrastive.warm_start import take_tokenizer, warm_start
 
@@ -45,7 +48,8 @@ def train(
     new: bool,
     devices: mesh_lib.Devices,
     processes: Processes | None = None,
-    stream: Any = sys.stdout,
+    stream: Any = None,
+    command: Sequence[str] = (),
 ) -> int:
     """Trains, evaluates and writes the report.
 
@@ -55,7 +59,8 @@ def train(
       new: Set an earlier run aside and start at step 0.
       devices: What the mesh is made of: those of all processes.
       processes: Those that train together; None: this one alone.
-      stream: Where the terminal output goes.
+      stream: Where the terminal output goes; None: standard output.
+      command: The command that was given, for ``launch.json``.
 
     Returns:
       The exit status: 0 when done or at ``stop_at``; 128 + the signal's number when a signal
@@ -65,6 +70,12 @@ def train(
       UserError: With one sentence that says what to do.
     """
     processes = processes or Processes()
+    stream = sys.stdout if stream is None else stream
+    launched = record_lib.given_record()
+    processes.together(
+        lambda: record_lib.check_as_launched(launched, recipe, devices=len(devices)),
+        "comparing with what was launched",
+    )
     mesh = mesh_lib.make_mesh(recipe.mesh, devices)
     mesh_lib.check_batch_divides(recipe.batch_size, mesh)
     check_microbatches(recipe.batch_size, recipe.train.microbatches, mesh_lib.batch_parts(mesh))
@@ -75,6 +86,9 @@ def train(
         processes.first_alone(
             lambda: _open(recipe, workdir, new, stream, stack), "opening the workdir"
         )
+        workdir_lib.check_shared(workdir, processes)
+        if processes.first:
+            _record(launched, recipe, workdir, command, devices, processes)
         run = _Run(recipe, workdir, mesh, devices, processes, stream, signals, watchdog)
         stack.callback(run.close)
         return run.execute()
@@ -99,15 +113,38 @@ def _open(
     write_recipe(workdir, recipe)
 
 
+def _record(
+    launched: dict[str, Any] | None,
+    recipe: Recipe,
+    workdir: pathlib.Path,
+    command: Sequence[str],
+    devices: mesh_lib.Devices,
+    processes: Processes,
+) -> None:
+    """Writes ``launch.json``."""
+    record = launched or record_lib.make_record(
+        recipe, command, launcher=None, plan={"skipped": "not started by a launcher"}
+    )
+    here = {
+        "host": socket.gethostname(),
+        "processes": processes.count,
+        "devices": len(devices),
+        "local_devices": sum(d.process_index == processes.index for d in devices),
+        "device": f"{devices[0].platform} {devices[0].device_kind}",
+        "versions": record_lib.versions(),
+    }
+    record_lib.write_record(workdir, record, here)
+
+
 class _Signals:
-    """Remembers SIGINT and SIGTERM, so that the loop can stop between steps; a second one acts at
-    once."""
+    """Remembers a signal that says to stop, so that the loop can do so between steps; a second one
+    acts at once. SIGUSR1 is what batch systems send before the end of the time."""
 
     def __init__(self) -> None:
         self.received: int | None = None
 
     def __enter__(self) -> "_Signals":
-        self._old = {s: signal.signal(s, self._handle) for s in (signal.SIGINT, signal.SIGTERM)}
+        self._old = {s: signal.signal(s, self._handle) for s in STOPPING}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -244,12 +281,11 @@ class _Run:
         if self.processes.count == 1:
             return
         assert self.loader is not None
-        config = json.dumps(config_lib.to_dict(self.recipe), sort_keys=True)
         self.processes.compare(
             {
                 "version of JAX": jax.__version__,
                 "code of the package": code_digest(),
-                "configuration": hashlib.sha256(config.encode()).hexdigest()[:16],
+                "configuration": record_lib.recipe_digest(self.recipe),
                 "data": str(self.loader.state()["fingerprint"]),
                 "tokenizer": str(self.tokenizer.vocabulary_size),
             }
@@ -327,7 +363,11 @@ class _Run:
             f"{recipe.name}: {count:,} parameters, {len(self.source):,} training pairs, batch "
             f"{recipe.batch_size}, {recipe.total_steps:,} steps on {self.mesh.size} "
             f"{self.devices[0].platform} device(s)"
-            + (f" in {self.processes.count} processes." if self.processes.count > 1 else ".")
+            + (
+                f" in {self.processes.count} processes, {len(jax.local_devices())} in this one."
+                if self.processes.count > 1
+                else "."
+            )
         )
         warmup = recipe.optimizer.warmup_steps
         if warmup >= recipe.total_steps:
@@ -343,7 +383,6 @@ class _Run:
                     state,
                     SameShapes(self.batches, self.processes),
                     mesh_lib.batch_sharding(self.mesh),
-                    program.schedule,
                     hooks,
                     start=start,
                     stop=stop,

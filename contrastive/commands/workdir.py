@@ -5,9 +5,15 @@ import errno
 import fcntl
 import os
 import pathlib
+import time
+import uuid
 from collections.abc import Iterator
 
 from contrastive.errors import UserError
+from contrastive.processes import Processes
+
+# What a launcher, or a start that came to nothing, leaves in the folder of a run
+_BEFORE_A_RUN = {"launch", "launch.json", "logs", ".lock", ".shared"}
 
 
 def set_aside(workdir: pathlib.Path) -> pathlib.Path | None:
@@ -18,7 +24,8 @@ def set_aside(workdir: pathlib.Path) -> pathlib.Path | None:
     """
     if not workdir.exists():
         return None
-    if not (workdir / "config.json").exists() and any(workdir.iterdir()):
+    others = any(entry.name not in _BEFORE_A_RUN for entry in workdir.iterdir())
+    if others and not (workdir / "config.json").exists():
         raise UserError(
             f"{workdir} is not empty and not the folder of a run, so --new does not move it away; "
             "choose another --workdir."
@@ -68,3 +75,33 @@ def opened(workdir: pathlib.Path) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
+
+
+def check_shared(workdir: pathlib.Path, processes: Processes, *, seconds: float = 20.0) -> None:
+    """Makes sure that all processes see the folder that process 0 writes to.
+
+    Args:
+      workdir: The run's folder, made by process 0.
+      processes: Those that train together.
+      seconds: How late a network file system may be.
+
+    Raises:
+      UserError: In all processes: one sees another folder, or none; says on which host.
+    """
+    if processes.count == 1:
+        return
+    file, word = workdir / ".shared", uuid.uuid4().hex
+    processes.first_alone(lambda: file.write_text(word), "writing to the workdir")
+    word = processes.gather(word, "comparing the workdir")[0]
+
+    def look() -> None:
+        end = time.monotonic() + seconds
+        while not (file.is_file() and file.read_text() == word):
+            if time.monotonic() > end:
+                raise UserError(
+                    f"the folder {workdir} here is not the one that process 0 writes to; "
+                    "--workdir has to be on a file system that all hosts share."
+                )
+            time.sleep(0.2)
+
+    processes.together(look, "looking into the workdir")

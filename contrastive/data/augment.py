@@ -5,6 +5,7 @@ With all of them off, a training picture has exactly the pixels of evaluation. R
 from the examples' keys (:mod:`contrastive.data.draws`), one stream a transform.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -27,7 +28,7 @@ def augment(
     config: AugmentConfig,
     image_size: int,
     rand: RandAugmentConfig | None = None,
-) -> UInt8[np.ndarray, "batch size size 3"]:
+) -> UInt8[np.ndarray, "batch height width 3"]:
     """Square RGB pictures to a batch of training pixels; ``rand`` works between geometry and
     colours."""
     if config.geometric:
@@ -35,7 +36,7 @@ def augment(
         images = [move(im, c, image_size) for im, c in zip(images, coefficients, strict=True)]
     if rand is not None and rand.operations:
         images = rand_augment(images, keys, rand)
-    pixels = _pixels(images, image_size)
+    pixels = _pixels(images)
     if config.blur:
         blur(pixels, keys, config.blur)
     if any((config.brightness, config.contrast, config.saturation, config.hue, config.grayscale)):
@@ -49,20 +50,37 @@ def augment_as(
     stack: stacks.Stack,
     images: Sequence[Image.Image],
     keys: UInt64[np.ndarray, " batch"],
-    image_size: int,
     rand: RandAugmentConfig | None = None,
     view: int = 0,
-) -> UInt8[np.ndarray, "batch size size 3"]:
+) -> UInt8[np.ndarray, "batch height width 3"]:
     """:func:`augment` as a published method does it, on random parts of pictures."""
     images = stacks.mirror(images, keys, stack)
     if rand is not None and rand.operations:
         images = rand_augment(images, keys, rand)
-    return _pixels(stacks.change_colours(images, keys, stack, view), image_size)
+    return _pixels(stacks.change_colours(images, keys, stack, view))
 
 
-def _pixels(images: Sequence[Image.Image], size: int) -> UInt8[np.ndarray, "batch size size 3"]:
+def augment_in_proportion(
+    images: Sequence[Image.Image],
+    keys: UInt64[np.ndarray, " batch"],
+    config: AugmentConfig,
+    rand: RandAugmentConfig | None = None,
+) -> list[UInt8[np.ndarray, "height width 3"]]:
+    """:func:`augment` of pictures of any sizes, which they keep."""
+    if config.geometric:
+        coefficients = affine_coefficients(keys, config)
+        images = [move_in_proportion(im, c) for im, c in zip(images, coefficients, strict=True)]
+    still = dataclasses.replace(config, zoom=0.0, stretch=0.0, shift=0.0, rotate=0.0, flip=0.0)
+    return [
+        augment([image], keys[i : i + 1], still, image.width, rand)[0]
+        for i, image in enumerate(images)
+    ]
+
+
+def _pixels(images: Sequence[Image.Image]) -> UInt8[np.ndarray, "batch height width 3"]:
+    width, height = images[0].size
     data = b"".join([image.tobytes() for image in images])
-    return np.frombuffer(data, np.uint8).reshape(len(images), size, size, 3).copy()
+    return np.frombuffer(data, np.uint8).reshape(len(images), height, width, 3).copy()
 
 
 def affine_coefficients(
@@ -128,6 +146,23 @@ def move(image: Image.Image, coefficients: Float64[np.ndarray, "2 3"], size: int
     )
 
 
+def move_in_proportion(image: Image.Image, coefficients: Float64[np.ndarray, "2 3"]) -> Image.Image:
+    """:func:`move` of a picture of any proportions, to the same size: turned without shear, moved
+    by shares of its own sides."""
+    sides = np.array(image.size, np.float64)
+    linear = coefficients[:, :2]
+    shift = linear @ (sides * np.linalg.solve(linear, coefficients[:, 2]))
+    offset = shift + sides / 2.0 - linear @ sides / 2.0
+    (a, b), (d, e) = linear.tolist()
+    return image.transform(
+        image.size,
+        Image.Transform.AFFINE,
+        (a, b, float(offset[0]), d, e, float(offset[1])),
+        resample=Image.Resampling.BILINEAR,
+        fillcolor=(255, 255, 255),
+    )
+
+
 def colour_matrices(
     keys: UInt64[np.ndarray, " batch"], config: AugmentConfig
 ) -> Float64[np.ndarray, "batch 3 3"]:
@@ -149,10 +184,10 @@ def colour_matrices(
 
 
 def jitter_colours(
-    pixels: UInt8[np.ndarray, "batch size size 3"],
+    pixels: UInt8[np.ndarray, "batch height width 3"],
     keys: UInt64[np.ndarray, " batch"],
     config: AugmentConfig,
-) -> UInt8[np.ndarray, "batch size size 3"]:
+) -> UInt8[np.ndarray, "batch height width 3"]:
     """Brightness, contrast, saturation, hue, grayscale: one affine map of the colours each."""
     matrices = colour_matrices(keys, config)
     contrast = 1.0 + config.contrast * (2.0 * uniform(keys, "contrast", 1) - 1.0)
@@ -171,7 +206,7 @@ def _mean(flat: Float32[np.ndarray, "batch pixels 3"]) -> Float64[np.ndarray, "b
 
 
 def blur(
-    pixels: UInt8[np.ndarray, "batch size size 3"],
+    pixels: UInt8[np.ndarray, "batch height width 3"],
     keys: UInt64[np.ndarray, " batch"],
     share: float,
 ) -> None:
@@ -193,7 +228,7 @@ def blur(
 
 
 def cut_out(
-    pixels: UInt8[np.ndarray, "batch size size 3"],
+    pixels: UInt8[np.ndarray, "batch height width 3"],
     keys: UInt64[np.ndarray, " batch"],
     largest: float,
 ) -> None:
@@ -201,10 +236,10 @@ def cut_out(
 
     DeVries, Taylor: Improved regularization of convolutional neural networks with cutout, 2017.
     """
-    side = pixels.shape[1]
+    sides = np.array(pixels.shape[1:3])
     u = uniform(keys, "cutout", 4)
-    extent = (largest * u[:, :2] * side).astype(np.int64)
-    start = (u[:, 2:] * (side - extent + 1)).astype(np.int64)
+    extent = (largest * u[:, :2] * sides).astype(np.int64)
+    start = (u[:, 2:] * (sides - extent + 1)).astype(np.int64)
     boxes = np.concatenate([start, start + extent], axis=1).tolist()
     colours = _mean(pixels.reshape(len(pixels), -1, 3).astype(np.float32)).astype(np.uint8)
     for image, colour, (top, left, bottom, right) in zip(pixels, colours, boxes, strict=True):

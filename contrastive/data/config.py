@@ -314,7 +314,7 @@ class DataConfig:
     # How a picture becomes square: its middle, resized (square); resized, then the middle (clip);
     # stretched (siglip). Together with model.pixel_mean and pixel_std. shortest and stretch are
     # clip's and siglip's rules for models with other statistics. naflex: no square, but as many
-    # patches of resize.patch as image_size has, in the picture's own proportions (not trained yet).
+    # patches of resize.patch as image_size has, in the picture's own proportions.
     preprocessing: Literal["square", "clip", "siglip", "shortest", "stretch", "naflex"] = "square"
     resize: ResizeConfig = dataclasses.field(default_factory=ResizeConfig)
     # How training pictures are decoded and resized. evaluation: as in evaluation, by Pillow. train:
@@ -420,6 +420,11 @@ class DataConfig:
                 f"config.data.image_size = {self.image_size} is no multiple of "
                 f"config.data.resize.patch = {self.resize.patch}."
             )
+        if self.decoding != "evaluation" and self.preprocessing == "naflex":
+            raise ConfigError(
+                f"config.data.decoding = {self.decoding!r} makes squares; "
+                "config.data.preprocessing = 'naflex' keeps proportions."
+            )
         if self.decoding != "evaluation" and self.resize.interpolation != "bicubic":
             raise ConfigError(
                 f"config.data.decoding = {self.decoding!r} resizes by bicubic interpolation; "
@@ -480,9 +485,14 @@ class DataConfig:
         return self.crop if stack is None else CropConfig(area=stack.area)
 
     @property
+    def patches(self) -> int:
+        """Of the rule naflex: how many a picture has at most."""
+        return (self.image_size // self.resize.patch) ** 2
+
+    @property
     def room(self) -> int:
         """The side at which pictures wait for their geometry."""
-        if self.random_part.area is not None:
+        if self.random_part.area is not None or self.preprocessing == "naflex":
             return self.image_size
         return self.augment.room(self.image_size)
 

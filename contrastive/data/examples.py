@@ -38,11 +38,12 @@ from contrastive.data.transforms import (
     TAKES_MIDDLE,
     decode_image,
     evaluation_image,
+    naflex_resized,
     resize,
     shaped,
 )
 from contrastive.data.unchecked import Fetched
-from contrastive.errors import ConfigError, DataError
+from contrastive.errors import DataError
 
 Progress = Callable[[int, int], None]
 _AHEAD = 64  # samples that are read ahead
@@ -115,7 +116,7 @@ def read_pictures(
     record: Record, config: DataConfig, key: UInt64[np.ndarray, " 1"] | None = None
 ) -> list[Image.Image]:
     """The pictures that are made of a record's (:func:`contrastive.data.pairs.parts`), square, no
-    larger than augmentation needs them.
+    larger than augmentation needs them; by the rule ``naflex`` of whole patches.
 
     Args:
       record: The record.
@@ -125,11 +126,6 @@ def read_pictures(
     Raises:
       SampleError: The picture cannot be decoded.
     """
-    if config.preprocessing == "naflex":
-        raise ConfigError(
-            "config.data.preprocessing = 'naflex': pictures of any aspect are for imported models "
-            "in use; training batches hold squares."
-        )
     wanted = pairs.parts(config, key)
     if not wanted:
         return []
@@ -139,7 +135,15 @@ def read_pictures(
         if pictures is not None:
             return pictures
     image = decode_image(record["image"])
+    if config.preprocessing == "naflex":
+        return [_in_proportion(image, part, config) for part in wanted]
     return [_take(image, cut, part, config) for cut, part in zip(cuts, wanted, strict=True)]
+
+
+def _in_proportion(image: Image.Image, part: pairs.Part | None, config: DataConfig) -> Image.Image:
+    if part is not None:
+        image = image.crop(random_part(*image.size, part.key, part.crop))
+    return naflex_resized(image, config.patches, config.resize)
 
 
 def _take(

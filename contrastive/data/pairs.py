@@ -7,6 +7,8 @@ asked for ``negatives`` ``[batch, k, length]`` with ``negative_weight`` and ``ne
 ``[batch, k]``, as the losses take them: weight 0 where a pair has fewer than k. Joined texts are
 ``joined`` in the place of both, and ``joined_negatives``: the query with each negative. Labelled
 ones have ``label``.
+
+By the rule ``naflex`` a picture is ``[patches, bytes]``: patches with their places.
 """
 
 from collections.abc import Sequence
@@ -16,12 +18,13 @@ import numpy as np
 from jaxtyping import Int32, UInt8, UInt64
 from PIL import Image
 
-from contrastive.data.augment import augment, augment_as
+from contrastive.data.augment import augment, augment_as, augment_in_proportion
 from contrastive.data.captions import choose_captions
 from contrastive.data.config import DataConfig
 from contrastive.data.draws import derived, uniform
 from contrastive.data.picture_config import CropConfig
 from contrastive.data.tokenizer import Tokenizer
+from contrastive.data.transforms import naflex_cut
 from contrastive.data.unchecked import UNKNOWN, Fetched
 
 _FIRST, _SECOND, _SMALL = "view a", "view b", "small view"
@@ -100,11 +103,28 @@ def _tokens(
 
 def _pixels(
     images: Sequence[Image.Image], keys: Keys, config: DataConfig, size: int, view: int = 0
-) -> UInt8[np.ndarray, "batch size size 3"]:
+) -> UInt8[np.ndarray, "batch size size 3"] | UInt8[np.ndarray, "batch patches bytes"]:
     stack = config.stack.stack
+    if config.preprocessing == "naflex":
+        return _patches(images, keys, config, view)
     if stack is not None:
-        return augment_as(stack, images, keys, size, config.rand_augment, view)
+        return augment_as(stack, images, keys, config.rand_augment, view)
     return augment(images, keys, config.augment, size, config.rand_augment)
+
+
+def _patches(
+    images: Sequence[Image.Image], keys: Keys, config: DataConfig, view: int
+) -> UInt8[np.ndarray, "batch patches bytes"]:
+    """Pictures of any proportions, each augmented by itself, as patches with their places."""
+    stack = config.stack.stack
+    if stack is None:
+        changed = augment_in_proportion(images, keys, config.augment, config.rand_augment)
+    else:
+        changed = [
+            augment_as(stack, [image], keys[i : i + 1], config.rand_augment, view)[0]
+            for i, image in enumerate(images)
+        ]
+    return np.stack([naflex_cut(x, config.patches, config.resize.patch) for x in changed])
 
 
 def view_batch(

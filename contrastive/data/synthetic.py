@@ -18,6 +18,7 @@ from contrastive.data.config import DataConfig
 from contrastive.data.draws import example_keys, uniform
 from contrastive.data.records import Record
 from contrastive.data.tokenizer import MARKERS, Tokenizer
+from contrastive.data.transforms import naflex_cut
 from contrastive.errors import DataError
 
 _ENDLESS = 1 << 40  # more steps than any run has
@@ -111,11 +112,18 @@ class SyntheticLoader(Batches):
         index = np.arange(begin, begin + self._rows, dtype=np.int64)
         index %= self._config.synthetic.examples
         return {
-            "image": pixels(self._seed, index, self._config.image_size),
+            "image": self._images(index),
             "text": tokens(self._seed, index, self._tokenizer),
             "id": index.astype(np.int32),
             "example": index,
         }
+
+    def _images(self, index: np.ndarray) -> np.ndarray:
+        config = self._config
+        squares = pixels(self._seed, index, config.image_size)
+        if config.preprocessing != "naflex":
+            return squares
+        return np.stack([naflex_cut(x, config.patches, config.resize.patch) for x in squares])
 
     def __next__(self) -> Batch:
         return next(self._iterator)

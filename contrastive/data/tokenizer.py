@@ -155,7 +155,10 @@ class Tokenizer:
         """The ids of texts, without markers."""
         if self._rules is not None:
             texts = [self._rules.form(text) for text in texts]
-        found = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        try:
+            found = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        except TypeError as error:
+            raise _not_text(texts, error) from error
         return [encoding.ids for encoding in found]
 
     def hide(
@@ -207,6 +210,21 @@ class Tokenizer:
         content = self._backend.to_str()
         self._backend.no_truncation()
         return content
+
+
+def _not_text(texts: Sequence[str], error: TypeError) -> Exception:
+    """What is wrong with texts that the library refuses: half of a surrogate pair, which no
+    encoding of Unicode has."""
+    for text in texts:
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as found:
+            return DataError(
+                f"the text {text[:60]!a} is no Unicode: character {found.start} is the half "
+                f"U+{ord(text[found.start]):04X} of a surrogate pair. Decode it with "
+                "errors='replace', or take it out."
+            )
+    return error
 
 
 def _shared_room(first: int, second: int, room: int) -> tuple[int, int]:

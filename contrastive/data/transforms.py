@@ -150,17 +150,38 @@ def evaluation_image(
 def naflex_patches(
     image: Image.Image, most: int, how: ResizeConfig
 ) -> UInt8[np.ndarray, "patches bytes"]:
-    """A picture in its own proportions as at most ``most`` patches, each with its place, as
-    :mod:`contrastive.towers.naflex` takes them: rows that are over are zeros."""
+    """A picture in its own proportions as at most ``most`` patches."""
+    return naflex_cut(np.asarray(naflex_resized(image, most, how)), most, how.patch)
+
+
+def naflex_resized(image: Image.Image, most: int, how: ResizeConfig) -> Image.Image:
+    """A picture in its own proportions, resized to whole patches, at most ``most``."""
     columns, rows = naflex_grid(image.width, image.height, how.patch, most)
-    image = _resize(image, columns * how.patch, rows * how.patch, how)
-    cut = np.asarray(image).reshape(rows, how.patch, columns, how.patch, 3)
-    out = np.zeros((most, 3 * how.patch**2 + 4), np.uint8)
+    return _resize(image, columns * how.patch, rows * how.patch, how)
+
+
+def naflex_cut(
+    pixels: UInt8[np.ndarray, "height width 3"], most: int, patch: int
+) -> UInt8[np.ndarray, "patches bytes"]:
+    """Whole patches, each with its place, as :mod:`contrastive.towers.naflex` takes them: rows that
+    are over are zeros."""
+    rows, columns = (side // patch for side in pixels.shape[:2])
+    cut = pixels.reshape(rows, patch, columns, patch, 3)
+    out = np.zeros((most, 3 * patch**2 + 4), np.uint8)
     count = rows * columns
     out[:count, :-4] = cut.transpose(0, 2, 1, 3, 4).reshape(count, -1)
     places = np.indices((rows, columns)).reshape(2, -1).T
     out[:count, -4:-2], out[:count, -2:] = places, (rows, columns)
     return out
+
+
+def naflex_pixels(
+    patches: UInt8[np.ndarray, "patches bytes"], patch: int
+) -> UInt8[np.ndarray, "height width 3"]:
+    """:func:`naflex_cut` backwards."""
+    rows, columns = patches[0, -2:].tolist()
+    cut = patches[: rows * columns, :-4].reshape(rows, columns, patch, patch, 3)
+    return cut.transpose(0, 2, 1, 3, 4).reshape(rows * patch, columns * patch, 3)
 
 
 def naflex_grid(width: int, height: int, patch: int, most: int) -> tuple[int, int]:

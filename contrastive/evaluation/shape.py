@@ -39,7 +39,8 @@ def geometry_metrics(
     :func:`effective_rank`; ``modality_gap``, the distance of the sides' means; ``cosine_positive``
     and ``cosine_negative``, mean cosines of pairs and of rows that are none; ``information_bound``,
     ``log N − InfoNCE`` in nats at the model's scale, under its ceiling ``information_ceiling`` =
-    ``log N``; ``collapsed``, 1 where :func:`alarm` has something to say.
+    ``log N``, over the first pair of each content; ``collapsed``, 1 where :func:`alarm` has
+    something to say.
 
     Args:
       first: Unit rows, float32.
@@ -67,11 +68,11 @@ def geometry_metrics(
     results["cosine_positive"] = float(positives.mean())
     if len(negatives):
         results["cosine_negative"] = float(negatives.mean())
-    if scale is not None and len(first) > 1:
-        rows = slice(0, _CANDIDATES)
+    rows = np.sort(np.unique(ids, return_index=True)[1])[:_CANDIDATES]
+    if scale is not None and len(rows) > 1:
         bound = _information(first[rows], second[rows], np.float32(scale))
         results["information_bound"] = float(bound)
-        results["information_ceiling"] = float(np.log(len(first[rows])))
+        results["information_ceiling"] = float(np.log(len(rows)))
     results["collapsed"] = float(bool(alarm(results, len(first), first.shape[1], names=names)))
     return results
 

@@ -227,15 +227,19 @@ def _choose_split(found: Collection[str], split: str | None, where: pathlib.Path
 
 
 def _texts(path: pathlib.Path) -> Iterator[tuple[str, str]]:
-    """Name and text of each row."""
-    count = 0
+    """Name and text of each row; a name that comes again has to have the same text."""
+    found: dict[str, str] = {}
     for number, row in enumerate(_rows(path), 1):
         name = str(_value(row, ("_id", "id", "query-id", "corpus-id"), path, number))
         title = _as_text(row.get("title") or "", path, number).strip()
         text = _text(row, ("text", "query", "passage"), path, number).strip()
-        yield name, f"{title} {text}".strip()
-        count += 1
-    if not count:
+        text = f"{title} {text}".strip()
+        if found.setdefault(name, text) != text:
+            raise DataError(
+                f"{path}: row {number} has the name {name!r} of an earlier, other text."
+            )
+        yield name, text
+    if not found:
         raise DataError(f"{path} is empty.")
 
 

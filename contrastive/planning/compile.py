@@ -24,6 +24,7 @@ from contrastive.planning.quiet import silenced
 from contrastive.planning.topology import Topology
 from contrastive.recipe import Recipe
 from contrastive.towers import EncoderConfig, TextTransformerConfig
+from contrastive.towers.naflex import PLACE
 from contrastive.training.state import TrainState, abstract_state
 
 
@@ -140,6 +141,8 @@ def abstract_batch(recipe: Recipe, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct
     data, rows = recipe.data, recipe.batch_size
 
     def pictures(*lead: int, size: int = data.image_size) -> tuple[Any, Any]:
+        if data.preprocessing == "naflex":
+            return (rows, data.patches, 3 * data.resize.patch**2 + PLACE), jnp.uint8
         return (rows, *lead, size, size, 3), jnp.uint8
 
     def texts(*lead: int) -> tuple[Any, Any]:

@@ -41,13 +41,15 @@ def _describe(source: Source, config: Settings, text: EncoderConfig) -> Descript
     preset = read_preset(source, config, text)
     after = text.after_pooling
     sizes = [step.size for step in after if step.kind == "dense"]
+    prompts = sentence.prompts(source)
     return Description(
-        data=DataConfig(text_length=preset.length, tokenizer=preset.config),
+        data=DataConfig(text_length=preset.length, tokenizer=preset.config, **prompts),
         model=TwoTowerConfig(
             image=None, text=text, embedding_dim=sizes[-1] if sizes else text.width
         ),
         vocabulary=preset.vocabulary,
         pad_id=preset.pad_id,
+        open=() if sentence.modules(source) else ("pooling",),
     )
 
 

@@ -16,6 +16,7 @@ from contrastive.data.tokenizer import Tokenizer
 from contrastive.errors import WeightsError
 from contrastive.pretrained import (
     clip,
+    convnext,
     encoders,
     huggingface,
     mapping,
@@ -37,6 +38,8 @@ FORMATS: dict[str, tuple[Family, ...]] = {
         siglip.FAMILY,
         siglip2.FAMILY,
         vit.FAMILY,
+        resnet.FAMILY,
+        convnext.FAMILY,
         encoders.BERT,
         encoders.ROBERTA,
         encoders.MODERNBERT,
@@ -47,7 +50,10 @@ FORMATS: dict[str, tuple[Family, ...]] = {
 
 # Settings that say how a tower is trained or run, not what it computes; what stands behind the
 # towers is there in training only.
-_FREE = ("dropout", "init", "remat", "keep_patches", "dtype")
+_FREE = (
+    *("dropout", "drop_path", "init", "remat", "scan", "attention", "keep_patches", "dtype"),
+    *("statistics", "momentum"),
+)
 _TRAINING = ("head", "predictor")
 
 

@@ -30,6 +30,8 @@ class Description:
       model: The towers. A tower that the model does not have is None.
       loss: ``clip`` or ``siglip``: whether there is a logit bias.
       vocabulary: The tokenizer; None where there are no texts, or none came with the weights.
+      open: Settings of the text tower that the weights do not decide: of a plain encoder, the
+        pooling.
       pad_id, begin_id, end_id: Of texts, for a model that came without a tokenizer; with
         ``vocabulary_size``, the markers that :func:`contrastive.inference.build_towers` asks for.
     """
@@ -41,6 +43,7 @@ class Description:
     pad_id: int = 0
     begin_id: int | None = None
     end_id: int | None = None
+    open: tuple[str, ...] = ()
 
     @property
     def vocabulary_size(self) -> int:

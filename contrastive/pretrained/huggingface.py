@@ -28,7 +28,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_new": "gelu_tanh",
     "quick_gelu": "quick_gelu",
 }
-_ACTIVATION_NAMES = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "quick_gelu": "quick_gelu"}
+ACTIVATION_NAMES = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "quick_gelu": "quick_gelu"}
 BLOCK = {
     "norm1": "layer_norm1",
     "norm2": "layer_norm2",
@@ -80,7 +80,7 @@ def shape_of(config: Any) -> dict[str, Any]:
         "intermediate_size": config.hidden,
         "num_hidden_layers": config.depth,
         "num_attention_heads": config.heads,
-        "hidden_act": _ACTIVATION_NAMES[config.activation],
+        "hidden_act": ACTIVATION_NAMES[config.activation],
         "layer_norm_eps": config.epsilon,
         "attention_dropout": 0.0,
     }

@@ -17,6 +17,7 @@ from contrastive.objectives import start_values
 from contrastive.pretrained import (
     big_vision,
     clip,
+    convnext,
     encoders,
     mapping,
     open_clip,
@@ -41,6 +42,7 @@ FAMILIES: tuple[Family, ...] = (
     open_clip_siglip.FAMILY,
     vit.FAMILY,
     resnet.FAMILY,
+    convnext.FAMILY,
     resnet.CLIP,
     encoders.BERT,
     encoders.ROBERTA,

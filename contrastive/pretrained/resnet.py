@@ -5,6 +5,7 @@ import dataclasses
 from typing import Any
 
 from contrastive.data.config import DataConfig
+from contrastive.data.transforms import STRETCHES, TAKES_MIDDLE
 from contrastive.errors import WeightsError
 from contrastive.pretrained import huggingface, layouts, open_clip
 from contrastive.pretrained.families import Description, Family
@@ -13,6 +14,7 @@ from contrastive.pretrained.source import Settings, Source
 from contrastive.towers import ResNetConfig, TwoTowerConfig
 
 _IMAGENET = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225)}
+_STRETCHED_FROM = 384  # pixels; smaller pictures lose their borders
 _CONVOLUTION = "p q c w -> w c p q"
 _BUFFERS = (r".*\.num_batches_tracked",)
 
@@ -43,7 +45,7 @@ def _stages(config: ResNetConfig) -> list[tuple[int, int, int, bool]]:
     return out
 
 
-def _numbers(config: Settings, name: str, default: list[int]) -> tuple[int, ...]:
+def numbers(config: Settings, name: str, default: list[int]) -> tuple[int, ...]:
     """One whole number a stage."""
     found = config.get(name, default)
     if not found or any(type(number) is not int or number < 1 for number in found):
@@ -51,7 +53,52 @@ def _numbers(config: Settings, name: str, default: list[int]) -> tuple[int, ...]
     return tuple(found)
 
 
+def depths(source: Source, config: Settings, name: str, default: list[int]) -> tuple[int, ...]:
+    """Blocks of each stage. Each is built by itself, so more than there are tensors for are told
+    before: a configuration may claim any number."""
+    found = numbers(config, name, default)
+    count = len(source.tensors) if source.weights.is_file() else sum(found)  # being written
+    if sum(found) > count:
+        raise WeightsError(
+            f"{config.where}: {name} = {list(found)} asks for {sum(found)} blocks; "
+            f"{source.weights} has {count} tensors."
+        )
+    return found
+
+
 # --- transformers -----------------------------------------------------------------------------
+
+
+def pictures(source: Source) -> tuple[int, huggingface.Pictures]:
+    """Size and preparation of the pictures, by the rules of ConvNeXt's processor: below 384 pixels
+    the middle of a larger picture, from there on the whole picture, stretched."""
+    file = "preprocessor_config.json"
+    given = source.json(file) or {}
+    wanted = given.get("size", 224)
+    if isinstance(wanted, dict):
+        wanted = wanted.get("shortest_edge", wanted.get("height", 224))
+    size = Settings({"size": wanted}, str(source.folder / file)).count("size")
+    return size, huggingface.pictures(
+        source, size, _IMAGENET | {"size": {"shortest_edge": size}, "crop_pct": 0.875}
+    )
+
+
+def pictures_file(settings: Description) -> dict[str, Any]:
+    """:func:`pictures` backwards.
+
+    Raises:
+      WeightsError: The processor has another rule for pictures of this size.
+    """
+    data, size = settings.data, settings.data.image_size
+    takes = TAKES_MIDDLE if size < _STRETCHED_FROM else STRETCHES
+    if data.preprocessing not in takes:
+        raise WeightsError(
+            f"its processor has no rule like config.data.preprocessing = {data.preprocessing!r} "
+            f"for pictures of {size} pixels; it has {' and '.join(takes)}."
+        )
+    share = {"crop_pct": data.resize.share} if size < _STRETCHED_FROM else {"crop_pct": 1.0}
+    common = huggingface.pixels_of(data, settings.model, "ConvNextImageProcessor")
+    return common | {"size": {"shortest_edge": size}} | share
 
 
 def _describe(source: Source) -> Description:
@@ -60,15 +107,8 @@ def _describe(source: Source) -> Description:
         raise WeightsError(
             f"{config.where}: hidden_act = {config.get('hidden_act')!r}; known is relu."
         )
-    given = source.json("preprocessor_config.json") or {}
-    wanted = given.get("size", 224)
-    if isinstance(wanted, dict):
-        wanted = wanted.get("shortest_edge", wanted.get("height", 224))
-    size = Settings({"size": wanted}, str(source.folder / "preprocessor_config.json")).count("size")
-    pictures = huggingface.pictures(
-        source, size, _IMAGENET | {"size": {"shortest_edge": size}, "crop_pct": 0.875}
-    )
-    widths = _numbers(config, "hidden_sizes", [256, 512, 1024, 2048])
+    size, shown = pictures(source)
+    widths = numbers(config, "hidden_sizes", [256, 512, 1024, 2048])
     block = config.get("layer_type", "bottleneck")
     if block not in ("bottleneck", "basic"):
         raise WeightsError(
@@ -78,18 +118,18 @@ def _describe(source: Source) -> Description:
         block=block,
         stem=config.count("embedding_size", 64),
         widths=widths,
-        depths=_numbers(config, "depths", [3, 4, 6, 3]),
+        depths=depths(source, config, "depths", [3, 4, 6, 3]),
         first_stride=2 if config.get("downsample_in_first_stage", False) else 1,
         early_stride=config.get("downsample_in_bottleneck", False),
     )
     return Description(
-        data=DataConfig(image_size=size, **pictures.data),
+        data=DataConfig(image_size=size, **shown.data),
         model=TwoTowerConfig(
             image=image,
             text=None,
             embedding_dim=widths[-1],
-            pixel_mean=pictures.mean,
-            pixel_std=pictures.std,
+            pixel_mean=shown.mean,
+            pixel_std=shown.std,
         ),
     )
 
@@ -109,6 +149,26 @@ def _rules(settings: Description) -> list[Rule]:
     return rules
 
 
+def _files(settings: Description) -> dict[str, dict[str, Any]]:
+    image = settings.model.image
+    if not isinstance(image, ResNetConfig) or settings.model.text is not None:
+        raise WeightsError("a ResNet folder holds a residual network and no text tower.")
+    config = {
+        "architectures": ["ResNetModel"],
+        "model_type": "resnet",
+        "layer_type": image.block,
+        "embedding_size": image.stem,
+        "hidden_sizes": list(image.widths),
+        "depths": list(image.depths),
+        "downsample_in_first_stage": image.first_stride == 2,
+        "downsample_in_bottleneck": image.early_stride,
+        "hidden_act": "relu",
+        "num_channels": 3,
+        "torch_dtype": "float32",
+    }
+    return {"config.json": config, "preprocessor_config.json": pictures_file(settings)}
+
+
 FAMILY = Family(
     name="resnet",
     recognises=lambda source: source.config.get("model_type") == "resnet",
@@ -117,6 +177,7 @@ FAMILY = Family(
     ignored=(*_BUFFERS, r"classifier\..*"),
     renamed=((r"^resnet\.", ""),),
     fresh=("log_scale",),
+    files=_files,
 )
 
 
@@ -126,12 +187,12 @@ FAMILY = Family(
 def _describe_clip(source: Source) -> Description:
     config = open_clip.model_settings(source)
     vision = config.group("vision_cfg")
-    width, depths = vision.count("width", 64), _numbers(vision, "layers", [])
+    width, blocks = vision.count("width", 64), depths(source, vision, "layers", [])
     tower = ResNetConfig(
         form="clip",
         stem=width,
-        widths=tuple(width * 4 * 2**i for i in range(len(depths))),
-        depths=depths,
+        widths=tuple(width * 4 * 2**i for i in range(len(blocks))),
+        depths=blocks,
         heads=max(1, width * 32 // vision.count("head_width", 64)),
         projection="bias",
     )

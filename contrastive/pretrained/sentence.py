@@ -159,6 +159,37 @@ def _dense(config: Settings) -> DenseConfig:
     return DenseConfig(size=size, bias=config.get("bias", True), activation=activation)
 
 
+def prompts(source: Source) -> dict[str, Any]:
+    """The prefixes of queries and passages, as settings of the data: those that the library's
+    ``encode_query`` and ``encode_document`` take from ``prompts``, or else the one that
+    ``default_prompt_name`` puts before every text. None of them: no setting.
+
+    Raises:
+      WeightsError: They are no texts by name, or the default is not among them.
+    """
+    file = "config_sentence_transformers.json"
+    config = Settings(source.json(file) or {}, str(source.folder / file))
+    given = config.group("prompts").values
+    if any(not isinstance(text, str) for text in given.values()):
+        raise WeightsError(f"{config.where}: prompts = {given!r} has to be texts by name.")
+    default = config.values.get("default_prompt_name")
+    if default is not None and default not in list(given):
+        raise WeightsError(
+            f"{config.where}: default_prompt_name = {default!r} is none of the prompts "
+            f"({', '.join(given) or 'there are none'})."
+        )
+
+    def first(names: tuple[str, ...]) -> str:
+        return next((given[name] for name in names if name in given), given.get(default, ""))
+
+    query, passage = first(("query",)), first(("document", "passage", "corpus"))
+    if not query and not passage:
+        return {}
+    # Of pairs of texts, which have such prefixes; what they come from is not here.
+    pairs = {"pairs": "texts", "source": "none", "format": "jsonl"}
+    return pairs | {"query_prefix": query, "passage_prefix": passage}
+
+
 def tensors(source: Source) -> Tensors:
     """The encoder's tensors under their own names, and those of the other modules with the folder
     that :func:`files` gives the module before them: ``2_Dense/linear.weight``."""

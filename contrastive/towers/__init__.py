@@ -3,12 +3,13 @@
 from contrastive.pairs import Pairs
 from contrastive.towers.bag import BagConfig, BagTower
 from contrastive.towers.convnet import ConvTower, ConvTowerConfig
+from contrastive.towers.convnext import ConvNeXt, ConvNeXtConfig
 from contrastive.towers.encoder import DenseConfig, Encoder, EncoderConfig, LayerNormConfig
 from contrastive.towers.head import HeadConfig, PredictorConfig
 from contrastive.towers.naflex import NaFlexConfig, NaFlexTransformer
 from contrastive.towers.resnet import ResNet, ResNetConfig
 from contrastive.towers.sharding import LOGICAL_AXES, axis_rules
-from contrastive.towers.text import TextTransformer, TextTransformerConfig
+from contrastive.towers.text import POOLINGS, TextTransformer, TextTransformerConfig
 from contrastive.towers.two_tower import (
     MissingTower,
     Role,
@@ -20,8 +21,11 @@ from contrastive.towers.vit import VisionTransformer, VisionTransformerConfig
 
 __all__ = [
     "LOGICAL_AXES",
+    "POOLINGS",
     "BagConfig",
     "BagTower",
+    "ConvNeXt",
+    "ConvNeXtConfig",
     "ConvTower",
     "ConvTowerConfig",
     "DenseConfig",

@@ -92,6 +92,11 @@ class EncoderConfig(TransformerConfig):
                 f"{self.path}.global_every = {self.global_every}: with a window of {self.window} "
                 "tokens every n-th block sees the whole text, n at least 2."
             )
+        if self.layer_scale is not None:
+            raise ConfigError(
+                f"{self.path}.layer_scale = {self.layer_scale} is for pre-norm towers; "
+                "an encoder in the manner of BERT has none."
+            )
         if self.positions == "learned":
             return
         if self.position_offset:
@@ -223,7 +228,7 @@ class Encoder(nnx.Module):
 
         each = None if keys is None else layers.split_row_keys(keys, config.depth)
         own = jnp.asarray(numbers == 0), jnp.asarray(local), each
-        return scan_blocks(self.blocks, call, x, own, config.remat)
+        return scan_blocks(self.blocks, call, x, own, config.remat, scan=config.scan)
 
     def _angles(self, length: int) -> tuple[jax.Array, jax.Array] | None:
         """Of rotary positions, in local blocks and in the others; None: positions are learned."""
@@ -243,7 +248,7 @@ class EncoderBlock(nnx.Module):
     def __init__(self, config: EncoderConfig, *, stack: tuple[int, ...] = (), rngs: nnx.Rngs):
         self.rate, self.order = config.dropout, config.norm
         options = {"bias": config.bias, "stack": stack, "rngs": rngs}
-        self.attention = Attention(config, **options)
+        self.attention = Attention(config, qk_norm=config.qk_norm, **options)
         self.norm1 = _norm(config, stack=stack, rngs=rngs)
         self.mlp = Mlp(config, gated=config.gated, **options)
         self.norm2 = _norm(config, stack=stack, rngs=rngs)

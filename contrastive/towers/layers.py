@@ -144,7 +144,7 @@ class LayerNorm(nnx.Module):
     """``(x − mean) / sqrt(var + epsilon) · scale + bias`` over the last axis, in float32.
 
     The variance is ``mean((x − mean)²)``, two passes: ``mean(x²) − mean(x)²`` cancels where the
-    mean is large.
+    mean is large. ``axis``: the logical name of the axis.
     """
 
     def __init__(
@@ -153,21 +153,34 @@ class LayerNorm(nnx.Module):
         *,
         epsilon: float,
         bias: bool = True,
+        axis: str = "embed",
         stack: tuple[int, ...] = (),
         rngs: nnx.Rngs,
     ):
-        self.epsilon = epsilon
-        axes = ("layers",) * len(stack) + ("embed",)
+        self.epsilon, self.axis = epsilon, axis
+        axes = ("layers",) * len(stack) + (axis,)
         self.scale = parameter(rngs, (*stack, width), axes, ones)
         self.bias = parameter(rngs, (*stack, width), axes, zeros) if bias else None
 
     def __call__(self, x: Float[Array, "... width"]) -> Float[Array, "... width"]:
         y = normalize_last(x.astype(jnp.float32), self.epsilon)
-        scale = weight(self.scale, ("embed",), y)
+        scale = weight(self.scale, (self.axis,), y)
         y = y * scale.reshape((1,) * (y.ndim - 1) + scale.shape)
         if self.bias is not None:
-            y = add_bias(y, weight(self.bias, ("embed",), y))
+            y = add_bias(y, weight(self.bias, (self.axis,), y))
         return y.astype(x.dtype)
+
+
+class LayerScale(nnx.Module):
+    """``x · scale`` over the last axis; ``first``: what every entry of ``scale`` starts with."""
+
+    def __init__(self, width: int, first: float, stack: tuple[int, ...] = (), *, rngs: nnx.Rngs):
+        axes = ("layers",) * len(stack) + ("embed",)
+        self.scale = parameter(rngs, (*stack, width), axes, constant(first))
+
+    def __call__(self, x: Float[Array, "... width"]) -> Float[Array, "... width"]:
+        scale = weight(self.scale, ("embed",), x)
+        return x * scale.reshape((1,) * (x.ndim - 1) + scale.shape)
 
 
 def normalize_last(x: Float[Array, "... width"], epsilon: float) -> Float[Array, "... width"]:

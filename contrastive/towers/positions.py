@@ -18,6 +18,27 @@ antialias (a = −0.5), as in open_clip. ``bilinear_antialias``: as NaFlex. ``bi
 corners stay in place, as in big_vision."""
 
 
+def sine_positions(
+    rows: int, columns: int, width: int, temperature: float = 10_000.0
+) -> Float[np.ndarray, "places width"]:
+    """The fixed table of a grid in row-major order: sines and cosines of the column, then of the
+    row, times ``temperature^(−i / (width/4 − 1))`` (MoCo v3, Chen et al. 2021,
+    https://arxiv.org/abs/2104.02057; in the order of Beyer et al. 2022,
+    https://arxiv.org/abs/2205.01580).
+
+    Raises:
+      SizeError: ``width`` is no multiple of 4.
+    """
+    if width % 4:
+        raise SizeError(f"sine positions need a width that is a multiple of 4, not {width}.")
+    row, column = np.indices((rows, columns)).reshape(2, -1)
+    steps = max(width // 4 - 1, 1)
+    frequencies = temperature ** (-np.arange(width // 4) / steps)
+    angles = [place[:, None] * frequencies for place in (column, row)]
+    parts = [wave(angle) for angle in angles for wave in (np.sin, np.cos)]
+    return np.concatenate(parts, axis=1).astype(np.float32)
+
+
 def resize_positions(
     table: Float[np.ndarray, "rows width"],
     old: tuple[int, int],

@@ -1,9 +1,11 @@
 """Residual networks: those of He et al. 2016 as torchvision and transformers have them (strides in
 the 3 × 3 convolutions), and CLIP's (Radford et al. 2021: three convolutions as stem, averages
-before strided convolutions, attention pooling).
+before strided convolutions, attention pooling), and SimCLR's for small pictures (Chen et al. 2020,
+https://arxiv.org/abs/2002.05709, B.9).
 
-They are for weights that come from elsewhere. The statistics of batch normalisation are parameters
-that nothing changes, as is usual where such a tower is tuned with small batches.
+Batch normalisation either takes the statistics of the global batch in training and running ones in
+evaluation (:mod:`contrastive.towers.statistics`), or has fixed ones that came with the weights, as
+is usual where such a tower is tuned with small batches.
 """
 
 import dataclasses
@@ -18,6 +20,7 @@ from jaxtyping import Array, Float, Key
 
 from contrastive.errors import ConfigError, SizeError
 from contrastive.towers import layers, sharding
+from contrastive.towers.statistics import BatchStatistic, batch_moments, follow
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,7 +28,9 @@ class ResNetConfig:
     """Settings of :class:`ResNet`."""
 
     kind: Literal["resnet"] = "resnet"  # which image tower this is
-    form: Literal["plain", "clip"] = "plain"  # He et al., mean pooling; or CLIP's
+    # plain: He et al., mean pooling. small: the same with a 3 x 3 stem of stride 1 and no pooling
+    # behind it, SimCLR's for pictures of 32 pixels. clip: CLIP's
+    form: Literal["plain", "small", "clip"] = "plain"
     block: Literal["bottleneck", "basic"] = "bottleneck"  # three or two convolutions
     stem: int = 64  # channels that leave the stem
     widths: tuple[int, ...] = (256, 512, 1024, 2048)  # channels that leave each stage
@@ -35,9 +40,17 @@ class ResNetConfig:
     heads: int = 32  # of the attention pooling (clip)
     projection: layers.Projection = "none"  # to the embedding
     epsilon: float = 1e-5  # of every batch normalisation
+    # By what it normalises in training. batch: the global batch, in evaluation running statistics.
+    # fixed: the statistics that the weights came with, always
+    statistics: Literal["fixed", "batch"] = "fixed"
+    momentum: float = 0.9  # how much of themselves running statistics keep at each step
 
     def __post_init__(self):
         path = "config.model.image"
+        if not 0.5 <= self.momentum < 1.0:
+            raise ConfigError(f"{path}.momentum = {self.momentum} has to be in [0.5, 1).")
+        if self.statistics == "fixed" and self.momentum != 0.9:
+            raise ConfigError(f"{path}.momentum has no effect with statistics = 'fixed'.")
         if not self.widths or len(self.widths) != len(self.depths):
             raise ConfigError(f"{path}.widths and depths have to list as many stages.")
         if min(*self.widths, *self.depths, self.stem) < 1 or self.epsilon <= 0:
@@ -63,26 +76,37 @@ class ResNetConfig:
 
 
 class Normalisation(nnx.Module):
-    """Batch normalisation with fixed statistics: ``(x − mean) / sqrt(variance + ε) · scale +
-    bias``, over channels. Mean and variance get no gradient."""
+    """Batch normalisation: ``(x − mean) / sqrt(variance + ε) · scale + bias``, over channels.
 
-    def __init__(self, width: int, *, epsilon: float, rngs: nnx.Rngs):
-        self.epsilon = epsilon
+    In training with ``statistics="batch"`` mean and variance are those of the global batch, and the
+    running ones follow them; else the stored ones, which get no gradient.
+    """
 
-        def vector(init: sharding.Initializer) -> nnx.Param:
-            return sharding.parameter(rngs, (width,), ("embed",), init)
+    def __init__(self, width: int, config: ResNetConfig, *, rngs: nnx.Rngs):
+        self.epsilon, self.momentum = config.epsilon, config.momentum
+        self.of_batch = config.statistics == "batch"
+        kind = BatchStatistic if self.of_batch else nnx.Param
+
+        def vector(init: sharding.Initializer, kind: type[nnx.Param] = nnx.Param) -> nnx.Param:
+            return sharding.parameter(rngs, (width,), ("embed",), init, kind)
 
         self.scale, self.bias = vector(layers.ones), vector(layers.zeros)
-        self.mean, self.variance = vector(layers.zeros), vector(layers.ones)
+        self.mean, self.variance = vector(layers.zeros, kind), vector(layers.ones, kind)
 
     def __call__(
-        self, x: Float[Array, "batch height width channels"]
+        self, x: Float[Array, "batch height width channels"], *, training: bool = False
     ) -> Float[Array, "batch height width channels"]:
         scale, bias, mean, variance = (
             sharding.weight(p, ("embed",), x, jnp.float32)
             for p in (self.scale, self.bias, self.mean, self.variance)
         )
-        mean, variance = lax.stop_gradient(mean), lax.stop_gradient(variance)
+        if training and self.of_batch:
+            first, second, count = batch_moments(x)
+            running = mean, variance
+            x = follow(x, running, first, second, count, self.momentum)
+            mean, variance = first, second
+        else:
+            mean, variance = lax.stop_gradient(mean), lax.stop_gradient(variance)
         factor = scale * lax.rsqrt(variance + self.epsilon)
         shift = bias - mean * factor
         return (x.astype(jnp.float32) * factor[None, None, None] + shift[None, None, None]).astype(
@@ -100,18 +124,18 @@ class Convolution(nnx.Module):
         inputs: int,
         outputs: int,
         size: int,
+        config: ResNetConfig,
         *,
         stride: int = 1,
-        epsilon: float,
         rngs: nnx.Rngs,
     ):
         self.stride = stride
         init = layers.normal((2 / (size * size * outputs)) ** 0.5)  # He et al. 2015, over outputs
         self.kernel = sharding.parameter(rngs, (size, size, inputs, outputs), self.AXES, init)
-        self.norm = Normalisation(outputs, epsilon=epsilon, rngs=rngs)
+        self.norm = Normalisation(outputs, config, rngs=rngs)
 
     def __call__(
-        self, x: Float[Array, "batch height width inputs"]
+        self, x: Float[Array, "batch height width inputs"], *, training: bool = False
     ) -> Float[Array, "batch height2 width2 outputs"]:
         half = self.kernel.shape[0] // 2
         y = lax.conv_general_dilated(
@@ -121,7 +145,7 @@ class Convolution(nnx.Module):
             ((half, half), (half, half)),
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
         )
-        return self.norm(y)
+        return self.norm(y, training=training)
 
 
 class ResidualBlock(nnx.Module):
@@ -136,7 +160,7 @@ class ResidualBlock(nnx.Module):
         narrow = outputs // 4 if config.block == "bottleneck" else outputs
 
         def convolution(i: int, o: int, size: int, stride: int = 1) -> Convolution:
-            return Convolution(i, o, size, stride=stride, epsilon=config.epsilon, rngs=rngs)
+            return Convolution(i, o, size, config, stride=stride, rngs=rngs)
 
         if config.block == "bottleneck":
             first, second = (stride, 1) if config.early_stride else (1, stride)
@@ -152,17 +176,17 @@ class ResidualBlock(nnx.Module):
         self.shortcut = None if same else convolution(inputs, outputs, 1, stride)
 
     def __call__(
-        self, x: Float[Array, "batch height width inputs"]
+        self, x: Float[Array, "batch height width inputs"], *, training: bool = False
     ) -> Float[Array, "batch height2 width2 outputs"]:
         y = x
         for i, layer in enumerate(self.branch):
             if i == 2:
                 y = average_pool(y, self.pool)
-            y = layer(y)
+            y = layer(y, training=training)
             if i < len(self.branch) - 1:
                 y = jax.nn.relu(y)
         if self.shortcut is not None:
-            x = self.shortcut(average_pool(x, self.pool))
+            x = self.shortcut(average_pool(x, self.pool), training=training)
         return jax.nn.relu(x + y)
 
 
@@ -204,14 +228,14 @@ class ResNet(nnx.Module):
 
     def __init__(self, config: ResNetConfig, *, image_size: int, output: int, rngs: nnx.Rngs):
         self.config, self.image_size = config, image_size
-        stem, eps = config.stem, config.epsilon
-        if config.form == "clip":
-            sizes = ((3, stem // 2, 2), (stem // 2, stem // 2, 1), (stem // 2, stem, 1))
-            convolutions = [
-                Convolution(i, o, 3, stride=s, epsilon=eps, rngs=rngs) for i, o, s in sizes
-            ]
-        else:
-            convolutions = [Convolution(3, stem, 7, stride=2, epsilon=eps, rngs=rngs)]
+        stem = config.stem
+        half = stem // 2
+        sizes = {
+            "clip": ((3, half, 3, 2), (half, half, 3, 1), (half, stem, 3, 1)),
+            "plain": ((3, stem, 7, 2),),
+            "small": ((3, stem, 3, 1),),
+        }[config.form]
+        convolutions = [Convolution(i, o, n, config, stride=s, rngs=rngs) for i, o, n, s in sizes]
         self.stem = nnx.List(convolutions)
         self.stages = nnx.List([nnx.List(stage) for stage in _stages(config, rngs)])
         width = config.widths[-1]
@@ -220,7 +244,7 @@ class ResNet(nnx.Module):
 
     @staticmethod
     def _pool(config: ResNetConfig, image_size: int, rngs: nnx.Rngs) -> GridPool | None:
-        if config.form == "plain":
+        if config.form != "clip":
             return None
         if image_size % config.reduction:
             raise SizeError(
@@ -233,14 +257,18 @@ class ResNet(nnx.Module):
     def __call__(
         self, images: Float[Array, "batch size size 3"], *, keys: Key[Array, "batch"] | None = None
     ) -> Float[Array, "batch output"]:
-        """Rows in the dtype of ``images``. There is no dropout; ``keys`` is not used."""
-        x = images
+        """Rows in the dtype of ``images``. There is no dropout; with ``keys``, which are not used
+        otherwise, it is training."""
+        x, training = images, keys is not None
         for layer in self.stem:
-            x = jax.nn.relu(layer(x))
-        x = average_pool(x, 2) if self.config.form == "clip" else _largest(x)
+            x = jax.nn.relu(layer(x, training=training))
+        if self.config.form == "clip":
+            x = average_pool(x, 2)
+        elif self.config.form == "plain":
+            x = _largest(x)
         for stage in self.stages:
             for block in stage:
-                x = block(x)
+                x = block(x, training=training)
         if self.pool is None:
             x = jnp.mean(x, axis=(1, 2))
         else:

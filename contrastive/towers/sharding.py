@@ -61,7 +61,11 @@ def axis_rules(
 
 
 def parameter(
-    rngs: nnx.Rngs, shape: Sequence[int], axes: tuple[str | None, ...], init: Initializer
+    rngs: nnx.Rngs,
+    shape: Sequence[int],
+    axes: tuple[str | None, ...],
+    init: Initializer,
+    kind: type[nnx.Param] = nnx.Param,
 ) -> nnx.Param:
     """A float32 parameter that carries its logical axes and is drawn where its rule puts it.
 
@@ -70,12 +74,13 @@ def parameter(
       shape: Its shape.
       axes: A logical name, or None, for each dimension.
       init: The initializer.
+      kind: Which kind of parameter.
     """
     if len(axes) != len(shape):
         raise ValueError(f"{len(axes)} axis names {axes} for a parameter of shape {shape}.")
     value = init(rngs.params(), tuple(shape), jnp.float32, _storage_spec(axes))
     # Not Flax's eager sharding: it refuses a named parameter where there is no mesh.
-    return nnx.Param(value, out_sharding=axes, eager_sharding=False)
+    return kind(value, out_sharding=axes, eager_sharding=False)
 
 
 def _storage_spec(axes: tuple[str | None, ...]) -> PartitionSpec | None:
@@ -157,6 +162,20 @@ _MANUAL: contextvars.ContextVar[_Manual | None] = contextvars.ContextVar("manual
 def is_manual() -> bool:
     """Whether a tower runs under ``shard_map``, on one device's rows."""
     return _MANUAL.get() is not None
+
+
+def batch_axes() -> tuple[str, ...]:
+    """The mesh axes that a sum over this device's rows has to be summed over; none outside of
+    ``shard_map``, where a sum is that of all rows."""
+    manual = _MANUAL.get()
+    return () if manual is None else manual.batch
+
+
+def parts_of_batch() -> int:
+    """How many devices each hold a part of the rows that a layer sees."""
+    axes = batch_axes()
+    mesh = jax.sharding.get_abstract_mesh()
+    return math.prod(mesh.shape[axis] for axis in axes)
 
 
 def on_rows(tower: nnx.Module, call: Callable[..., jax.Array], *rows: jax.Array | None) -> Any:

@@ -1,14 +1,16 @@
 """Published two-tower models as data: what the papers and the released weights say of their sizes.
 
 The towers of :data:`CLIP` are those of Radford et al. 2021 (ViT-B/32, B/16, L/14; QuickGELU) and of
-its open reproduction by Cherti et al. 2022 (ViT-H/14, g/14; GELU). The towers of :data:`SIGLIP` are
-those of Zhai et al. 2023 and, for So400m, of Alabdulmohsin et al. 2023; ``g/14`` pairs the image
-tower of Zhai et al. 2022 with the So400m text tower, as SigLIP 2 does for its largest model. Those
-of :data:`SIGLIP2` are of Tschannen et al. 2025: the same towers behind a vocabulary of 256,000
-pieces, and a giant image tower of its own. :data:`LIT` (Zhai et al. 2022) sets a text tower beside
-vision transformers as Steiner et al. 2021 published them. :data:`FLIP` (Li et al. 2023) has no norm
-before the first block, the mean of the patches, and texts of BERT's word pieces without a causal
-mask.
+its open reproduction by Cherti et al. 2022 (ViT-S/32, S/16, H/14, g/14, G/14; GELU). The towers of
+:data:`SIGLIP` are those of Zhai et al. 2023 and, for So400m, of Alabdulmohsin et al. 2023; ``g/14``
+pairs the image tower of Zhai et al. 2022 with the So400m text tower, as SigLIP 2 does for its
+largest model. Those of :data:`SIGLIP2` are of Tschannen et al. 2025: the same towers behind a
+vocabulary of 256,000 pieces, and a giant image tower of its own. :data:`LIT` (Zhai et al. 2022)
+sets a text tower beside vision transformers as Steiner et al. 2021 published them. :data:`FLIP` (Li
+et al. 2023) has no norm before the first block, the mean of the patches, and texts of BERT's word
+pieces without a causal mask. :data:`IMAGE` are image towers alone: the vision transformers of
+Touvron et al. 2021 (Ti), Dosovitskiy et al. 2021 and Zhai et al. 2022, and the ConvNeXts of Liu et
+al. 2022.
 """
 
 import dataclasses
@@ -16,6 +18,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from contrastive.errors import ConfigError
+from contrastive.towers.convnext import ConvNeXtConfig
 from contrastive.towers.text import TextTransformerConfig
 from contrastive.towers.two_tower import TwoTowerConfig
 from contrastive.towers.vit import VisionTransformerConfig
@@ -32,18 +35,42 @@ class Published:
     text_length: int  # tokens
     vocabulary_size: int
     parameters: float | None  # millions, as published for these sizes; None: not published
+    # Billions of operations of one image and of one text, a multiplication and an addition being
+    # two, as published (open_clip's model profile); None: not published
+    flops: tuple[float, float] | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PublishedImage:
+    """An image tower alone, as it was published with a classifier of 1,000 classes behind it."""
+
+    image: VisionTransformerConfig | ConvNeXtConfig
+    width: int  # of its rows
+    image_size: int = 224  # pixels a side
+    parameters: float  # millions, with the classifier
+    multiplications: float  # billions, of one image
+
+    @property
+    def model(self) -> TwoTowerConfig:
+        """The tower for pairs of views."""
+        return TwoTowerConfig(image=self.image, text=None, embedding_dim=self.width)
 
 
 # width, depth, heads, hidden units of the MLP
 _SHAPES = {
+    "text-384": (384, 12, 6, 1536),
     "text-512": (512, 12, 8, 2048),
     "text-768": (768, 12, 12, 3072),
     "text-1024": (1024, 24, 16, 4096),
+    "text-1280": (1280, 32, 20, 5120),
+    "Ti": (192, 12, 3, 768),
+    "S": (384, 12, 6, 1536),
     "B": (768, 12, 12, 3072),
     "L": (1024, 24, 16, 4096),
     "H": (1280, 32, 16, 5120),
     "So400m": (1152, 27, 16, 4304),
     "g": (1408, 40, 16, 6144),
+    "G": (1664, 48, 16, 8192),
     "g-opt": (1536, 40, 16, 6144),
 }
 
@@ -54,7 +81,14 @@ def _shape(name: str) -> dict:
 
 
 def _clip(
-    image: str, patch: int, text: str, dim: int, parameters: float, *, openai: bool
+    image: str,
+    patch: int,
+    text: str,
+    dim: int,
+    parameters: float,
+    flops: tuple[float, float],
+    *,
+    openai: bool = False,
 ) -> Published:
     common = {"activation": "quick_gelu" if openai else "gelu", "init": "clip", "epsilon": 1e-5}
     vision = VisionTransformerConfig(
@@ -72,6 +106,7 @@ def _clip(
         text_length=77,
         vocabulary_size=49_408,
         parameters=parameters,
+        flops=flops,
     )
 
 
@@ -80,6 +115,7 @@ def _siglip(
     patch: int,
     text: str,
     parameters: float | None,
+    flops: tuple[float, float] | None = None,
     *,
     image_size: int = 224,
     text_length: int = 64,
@@ -101,6 +137,28 @@ def _siglip(
         text_length=text_length,
         vocabulary_size=vocabulary_size,
         parameters=parameters,
+        flops=flops,
+    )
+
+
+def _vit(name: str, patch: int, parameters: float, multiplications: float) -> PublishedImage:
+    image = VisionTransformerConfig(
+        **_shape(name), patch_size=patch, pooling="cls", epsilon=1e-6, projection="none"
+    )
+    return PublishedImage(
+        image=image, width=image.width, parameters=parameters, multiplications=multiplications
+    )
+
+
+def _convnext(
+    width: int, depths: tuple[int, ...], parameters: float, multiplications: float
+) -> PublishedImage:
+    widths = tuple(width * 2**i for i in range(4))
+    return PublishedImage(
+        image=ConvNeXtConfig(widths=widths, depths=depths, projection="none"),
+        width=widths[-1],
+        parameters=parameters,
+        multiplications=multiplications,
     )
 
 
@@ -145,21 +203,40 @@ def _flip(image: str, patch: int, text: str, dim: int) -> Published:
 
 
 CLIP = {
-    "B/32": _clip("B", 32, "text-512", 512, 151.28, openai=True),
-    "B/16": _clip("B", 16, "text-512", 512, 149.62, openai=True),
-    "L/14": _clip("L", 14, "text-768", 768, 427.62, openai=True),
-    "H/14": _clip("H", 14, "text-1024", 1024, 986.11, openai=False),
-    "g/14": _clip("g", 14, "text-1024", 1024, 1366.68, openai=False),
+    "S/32": _clip("S", 32, "text-384", 384, 63.09, (2.29, 3.38)),
+    "S/16": _clip("S", 16, "text-384", 384, 62.26, (9.2, 3.38)),
+    "B/32": _clip("B", 32, "text-512", 512, 151.28, (8.82, 5.96), openai=True),
+    "B/16": _clip("B", 16, "text-512", 512, 149.62, (35.13, 5.96), openai=True),
+    "L/14": _clip("L", 14, "text-768", 768, 427.62, (162.03, 13.3), openai=True),
+    "H/14": _clip("H", 14, "text-1024", 1024, 986.11, (334.59, 47.09)),
+    "g/14": _clip("g", 14, "text-1024", 1024, 1366.68, (534.06, 47.09)),
+    "G/14": _clip("G", 14, "text-1280", 1280, 2539.57, (967.5, 97.86)),
 }
 """Softmax models, by image tower."""
 
 SIGLIP = {
-    "B/16": _siglip("B", 16, "B", 203.16),
-    "L/16": _siglip("L", 16, "L", 652.15, image_size=256),
-    "So400m/14": _siglip("So400m", 14, "So400m", 877.36, text_length=16),
+    "B/16": _siglip("B", 16, "B", 203.16, (35.42, 11.02)),
+    "L/16": _siglip("L", 16, "L", 652.15, (162.56, 39.06), image_size=256),
+    "So400m/14": _siglip("So400m", 14, "So400m", 877.36, (220.35, 13.19), text_length=16),
     "g/14": _siglip("g", 14, "So400m", None, text_length=64),
 }
 """Sigmoid models, by image tower."""
+
+IMAGE = {
+    "ViT-Ti/16": _vit("Ti", 16, 5.72, 1.26),
+    "ViT-S/16": _vit("S", 16, 22.05, 4.61),
+    "ViT-B/16": _vit("B", 16, 86.57, 17.58),
+    "ViT-L/16": _vit("L", 16, 304.33, 61.6),
+    "ViT-H/14": _vit("H", 14, 632.05, 167.4),
+    "ViT-g/14": _vit("g", 14, 1012.61, 267.18),
+    "ViT-G/14": _vit("G", 14, 1844.44, 483.95),
+    "ConvNeXt-T": _convnext(96, (3, 3, 9, 3), 28.6, 4.5),
+    "ConvNeXt-S": _convnext(96, (3, 3, 27, 3), 50.2, 8.7),
+    "ConvNeXt-B": _convnext(128, (3, 3, 27, 3), 88.6, 15.4),
+    "ConvNeXt-L": _convnext(192, (3, 3, 27, 3), 197.8, 34.4),
+    "ConvNeXt-XL": _convnext(256, (3, 3, 27, 3), 350.2, 60.9),
+}
+"""Image towers alone. The numbers of the ConvNeXts are those of their paper, to one decimal."""
 
 SIGLIP2 = {
     "B/16": _siglip2("B", "B", 375.23),

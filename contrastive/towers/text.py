@@ -7,7 +7,7 @@ pre-norm.
 """
 
 import dataclasses
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from contrastive.towers import layers, sharding
 from contrastive.towers.transformer import Transformer, TransformerConfig
 
 Pooling = Literal["mean", "max", "cls", "last", "weighted_mean"]
+POOLINGS: tuple[str, ...] = get_args(Pooling)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

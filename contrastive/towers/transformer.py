@@ -16,7 +16,9 @@ from jaxtyping import Array, Bool, Float, Key
 
 from contrastive.errors import ConfigError
 from contrastive.towers import layers, sharding
-from contrastive.towers.layers import Activation, Dense, LayerNorm
+from contrastive.towers.attend import LARGEST_HEAD, attend
+from contrastive.towers.attend import Kind as Attend
+from contrastive.towers.layers import Activation, Dense, LayerNorm, LayerScale
 from contrastive.towers.sharding import Initializer, parameter, weight
 
 Initialization = Literal["clip", "siglip", "bert", "modernbert"]
@@ -37,6 +39,16 @@ class TransformerConfig:
     init: Initialization = "clip"  # whose initialization
     projection: layers.Projection = "linear"  # to the shared embedding; bias: linear with a bias
     remat: Remat = "none"  # what the backward pass computes again
+    scan: bool = True  # one program for all blocks; False: each its own, compiled depth times
+    # flash: cuDNN's attention on GPUs, which needs model.dtype = "bfloat16" (attend.py)
+    attention: Attend = "xla"
+    # LayerNorm (without a bias) on each head's queries and keys, as in ViT-22B (Dehghani et al.
+    # 2023, https://arxiv.org/abs/2302.05442)
+    qk_norm: bool = False
+    # First value of a learned factor on each entry that a branch adds, 1e-5 or 1e-6 for deep
+    # towers (LayerScale, Touvron et al. 2021, https://arxiv.org/abs/2103.17239); None: there is
+    # none
+    layer_scale: float | None = None
 
     path: ClassVar[str] = "config.model"  # how errors call the settings
 
@@ -58,8 +70,16 @@ class TransformerConfig:
             )
         if not 0.0 <= self.dropout < 1.0:
             raise ConfigError(f"{self.path}.dropout = {self.dropout} has to be in [0, 1).")
-        if self.epsilon <= 0.0:
-            raise ConfigError(f"{self.path}.epsilon = {self.epsilon} has to be positive.")
+        for name in ("epsilon", "layer_scale"):
+            value = getattr(self, name)
+            if value is not None and value <= 0.0:
+                raise ConfigError(f"{self.path}.{name} = {value} has to be positive.")
+        size = self.width // self.heads
+        if self.attention == "flash" and (size % 8 or size > LARGEST_HEAD):
+            raise ConfigError(
+                f"{self.path}.attention = 'flash' takes heads of a multiple of 8 and at most "
+                f"{LARGEST_HEAD} entries; width / heads is {size}."
+            )
 
     @property
     def hidden(self) -> int:
@@ -113,7 +133,8 @@ class Attention(nnx.Module):
     ``context``. Queries, keys and values share one kernel ``[width, 3, heads, head_dim]``.
 
     ``stack`` is a leading shape of every parameter: ``(depth,)`` makes the parameters of ``depth``
-    layers at once, to be sliced by a scan.
+    layers at once, to be sliced by a scan. ``qk_norm``: queries and keys are normalised before
+    anything else happens to them.
     """
 
     QKV_AXES = ("embed", None, "heads", "head_dim")
@@ -124,10 +145,12 @@ class Attention(nnx.Module):
         config: TransformerConfig,
         *,
         bias: bool = True,
+        qk_norm: bool = False,
         stack: tuple[int, ...] = (),
         rngs: nnx.Rngs,
     ):
         init, width, heads = BlockInit.of(config), config.width, config.heads
+        self.kind: Attend = config.attention
         size, above = width // heads, ("layers",) * len(stack)
         qkv, out = (*above, *self.QKV_AXES), (*above, *self.OUT_AXES)
         qkv_bias, out_bias = (*above, *self.QKV_AXES[1:]), (*above, "embed")
@@ -139,6 +162,12 @@ class Attention(nnx.Module):
         self.qkv_bias = zeros((*stack, 3, heads, size), qkv_bias)
         self.out = parameter(rngs, (*stack, heads, size, width), out, init.out)
         self.out_bias = zeros((*stack, width), out_bias)
+
+        def norm() -> LayerNorm | None:
+            options = {"epsilon": config.epsilon, "bias": False, "axis": "head_dim"}
+            return LayerNorm(size, **options, stack=stack, rngs=rngs) if qk_norm else None
+
+        self.q_norm, self.k_norm = norm(), norm()
 
     def __call__(
         self,
@@ -158,11 +187,11 @@ class Attention(nnx.Module):
         else:
             (q,) = _project(x, kernel[:, :1], None if bias is None else bias[:1])
             k, v = _project(context, kernel[:, 1:], None if bias is None else bias[1:])
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
         if angles is not None:
             q, k = rotate(q, angles), rotate(k, angles)
-        over_heads = None if mask is None else mask[:, None]
-        with jax.numpy_dtype_promotion("standard"):  # JAX mixes bfloat16 and float32 inside
-            y = jax.nn.dot_product_attention(q, k, v, mask=over_heads, is_causal=causal)
+        y = attend(q, k, v, mask=mask, causal=causal, kind=self.kind)
         if mask is not None:
             reach = mask & jnp.tri(x.shape[1], mask.shape[2], dtype=bool)[None] if causal else mask
             some = jnp.any(reach, axis=-1)[..., None, None]
@@ -246,7 +275,8 @@ class Mlp(nnx.Module):
 
 
 class Block(nnx.Module):
-    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``, with dropout on what each branch adds.
+    """``x + attention(norm(x))``, then ``x + mlp(norm(x))``, with dropout on what each branch adds
+    and, with LayerScale, a factor on each of its entries.
 
     ``keys``: one for each row, from :func:`contrastive.towers.layers.row_keys`; None: no dropout.
     """
@@ -254,9 +284,15 @@ class Block(nnx.Module):
     def __init__(self, config: TransformerConfig, *, stack: tuple[int, ...] = (), rngs: nnx.Rngs):
         self.rate = config.dropout
         self.norm1 = LayerNorm(config.width, epsilon=config.epsilon, stack=stack, rngs=rngs)
-        self.attention = Attention(config, stack=stack, rngs=rngs)
+        self.attention = Attention(config, qk_norm=config.qk_norm, stack=stack, rngs=rngs)
         self.norm2 = LayerNorm(config.width, epsilon=config.epsilon, stack=stack, rngs=rngs)
         self.mlp = Mlp(config, stack=stack, rngs=rngs)
+        first = config.layer_scale
+
+        def factor() -> LayerScale | None:
+            return None if first is None else LayerScale(config.width, first, stack, rngs=rngs)
+
+        self.after_attention, self.after_mlp = factor(), factor()
 
     def __call__(
         self,
@@ -268,14 +304,18 @@ class Block(nnx.Module):
     ) -> Float[Array, "batch length width"]:
         first, second = layers.keep_masks(x, self.rate, keys, 2)
         y = self.attention(self.norm1(x), mask=mask, causal=causal)
+        y = y if self.after_attention is None else self.after_attention(y)
         x = x + layers.drop(y, self.rate, first)
-        return x + layers.drop(self.mlp(self.norm2(x)), self.rate, second)
+        y = self.mlp(self.norm2(x))
+        y = y if self.after_mlp is None else self.after_mlp(y)
+        return x + layers.drop(y, self.rate, second)
 
 
 class Transformer(nnx.Module):
-    """``depth`` blocks with stacked parameters, run by one ``lax.scan``.
+    """``depth`` blocks with stacked parameters, run by one ``lax.scan``: the program has the size
+    of one block whatever the depth. With ``scan=False`` they follow one another in it.
 
-    The program has the size of one block whatever the depth. ``remat`` says what the forward pass
+    ``remat`` says what the forward pass
     keeps for the backward pass: everything (``none``), the outputs of products with weights
     (``dots``), or only what enters each block (``full``). Parameters that are cut over an axis of
     the batch are gathered block by block; only ``full`` does not keep the gathered copies.
@@ -284,6 +324,7 @@ class Transformer(nnx.Module):
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
         self.depth = config.depth
         self.remat: Remat = config.remat
+        self.scan = config.scan
         self.blocks = Block(config, stack=(config.depth,), rngs=rngs)
 
     def __call__(
@@ -299,11 +340,17 @@ class Transformer(nnx.Module):
         def call(block: Block, x: jax.Array, keys: jax.Array | None) -> jax.Array:
             return block(x, mask=mask, causal=causal, keys=keys)
 
-        return scan_blocks(self.blocks, call, x, each, self.remat)
+        return scan_blocks(self.blocks, call, x, each, self.remat, scan=self.scan)
 
 
 def scan_blocks(
-    blocks: nnx.Module, call: Callable[..., jax.Array], x: jax.Array, each: Any, remat: Remat
+    blocks: nnx.Module,
+    call: Callable[..., jax.Array],
+    x: jax.Array,
+    each: Any,
+    remat: Remat,
+    *,
+    scan: bool = True,
 ) -> jax.Array:
     """``x = call(block, x, own)`` for every block in turn, by one ``lax.scan``.
 
@@ -313,6 +360,7 @@ def scan_blocks(
       x: What enters the first block.
       each: Arrays ``[depth, ...]``, of which each block gets its own.
       remat: What the backward pass computes again.
+      scan: False: a loop that is written out in the program.
     """
     graphdef, stacked = nnx.split(blocks)
 
@@ -320,18 +368,23 @@ def scan_blocks(
         parameters, own = layer
         return call(nnx.merge(graphdef, parameters), x, own), None
 
-    return jax.lax.scan(rematerialised(body, remat), x, (stacked, each))[0]
+    if scan:
+        return jax.lax.scan(rematerialised(body, remat), x, (stacked, each))[0]
+    body = rematerialised(body, remat, scan=False)
+    for i in range(jax.tree.leaves(stacked)[0].shape[0]):
+        x, _ = body(x, jax.tree.map(lambda p, i=i: p[i], (stacked, each)))
+    return x
 
 
-def rematerialised(body: Callable, remat: Remat) -> Callable:
-    """``body`` under the rematerialisation policy called ``remat``, for use inside a scan."""
+def rematerialised(body: Callable, remat: Remat, *, scan: bool = True) -> Callable:
+    """``body`` under the rematerialisation policy called ``remat``."""
     if remat == "none":
         return body
     policy = None
     if remat == "dots":
         policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
     # Inside a scan no common subexpressions can undo it, and the barrier would cost speed.
-    return jax.checkpoint(body, policy=policy, prevent_cse=False)
+    return jax.checkpoint(body, policy=policy, prevent_cse=not scan)
 
 
 class AttentionPool(nnx.Module):

@@ -16,6 +16,7 @@ from contrastive.pairs import TOWERS, Pairs
 from contrastive.towers import layers, sharding
 from contrastive.towers.bag import BagConfig, BagTower
 from contrastive.towers.convnet import ConvTower, ConvTowerConfig
+from contrastive.towers.convnext import ConvNeXt, ConvNeXtConfig
 from contrastive.towers.encoder import Encoder, EncoderConfig
 from contrastive.towers.head import Head, HeadConfig, PredictorConfig
 from contrastive.towers.naflex import PLACE, NaFlexConfig, NaFlexTransformer
@@ -25,9 +26,11 @@ from contrastive.towers.vit import VisionTransformer, VisionTransformerConfig
 
 Role = Literal["query", "passage"]
 """Which half of a pair of texts a text is."""
-ImageConfig: TypeAlias = ConvTowerConfig | VisionTransformerConfig | ResNetConfig | NaFlexConfig
+ImageConfig: TypeAlias = (
+    ConvTowerConfig | VisionTransformerConfig | ResNetConfig | NaFlexConfig | ConvNeXtConfig
+)
 TextConfig: TypeAlias = TextTransformerConfig | EncoderConfig | BagConfig
-ImageTower: TypeAlias = ConvTower | VisionTransformer | ResNet | NaFlexTransformer
+ImageTower: TypeAlias = ConvTower | VisionTransformer | ResNet | NaFlexTransformer | ConvNeXt
 TextTower: TypeAlias = TextTransformer | Encoder | BagTower
 
 
@@ -62,6 +65,13 @@ class TwoTowerConfig:
             raise ConfigError(f"model.pixel_std = {self.pixel_std} has to be positive.")
         if self.image is None and self.text is None:
             raise ConfigError("model.image and model.text are both None: there is no tower.")
+        for name in ("image", "text"):
+            flash = getattr(getattr(self, name), "attention", "xla") == "flash"
+            if flash and self.dtype == "float32":
+                raise ConfigError(
+                    f"model.{name}.attention = 'flash' computes in bfloat16; model.dtype is "
+                    f"{self.dtype!r}."
+                )
 
     def check_towers(self, pairs: Pairs) -> None:
         """Raises :class:`ConfigError` where a tower is None that this kind of pair needs."""
@@ -274,6 +284,8 @@ def image_tower(config: ImageConfig, *, size: int, output: int, rngs: nnx.Rngs) 
         return ConvTower(config, image_size=size, output=output, rngs=rngs)
     if isinstance(config, NaFlexConfig):
         return NaFlexTransformer(config, output=output, rngs=rngs)
+    if isinstance(config, ConvNeXtConfig):
+        return ConvNeXt(config, image_size=size, output=output, rngs=rngs)
     if isinstance(config, ResNetConfig):
         return ResNet(config, image_size=size, output=output, rngs=rngs)
     return VisionTransformer(config, image_size=size, output=output, rngs=rngs)

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from contrastive.errors import ConfigError, SizeError
 from contrastive.towers import layers, sharding
+from contrastive.towers.positions import sine_positions
 from contrastive.towers.transformer import AttentionPool, Transformer, TransformerConfig
 
 
@@ -23,6 +24,10 @@ class VisionTransformerConfig(TransformerConfig):
     pooling: Literal["mean", "cls", "map"] = "mean"  # map: attention with a learned query (SigLIP)
     pre_norm: bool = False  # a LayerNorm before the first block, as CLIP has
     patch_bias: bool = True  # a bias on the patch projection; CLIP has none
+    positions: Literal["learned", "sine"] = "learned"  # sine: of both coordinates, fixed (MoCo v3)
+    # Learned tokens beside the patches, which no pooling sees: places for what concerns the whole
+    # picture (Darcet et al. 2024, https://arxiv.org/abs/2309.16588; 4 there)
+    registers: int = 0
     # Share of the patches that a training step sees, others for each image and step: FLIP (Li et
     # al. 2023), 0.5 or 0.25 there. Evaluation sees all.
     keep_patches: float = 1.0
@@ -33,6 +38,13 @@ class VisionTransformerConfig(TransformerConfig):
         super().__post_init__()
         if self.patch_size < 1:
             raise ConfigError(f"{self.path}.patch_size = {self.patch_size} has to be at least 1.")
+        if self.registers < 0:
+            raise ConfigError(f"{self.path}.registers = {self.registers} cannot be negative.")
+        if self.positions == "sine" and self.width % 4:
+            raise ConfigError(
+                f"{self.path}.positions = 'sine' needs a width that is a multiple of 4, not "
+                f"{self.width}."
+            )
         if not 0 < self.keep_patches <= 1:
             raise ConfigError(
                 f"{self.path}.keep_patches = {self.keep_patches} has to be above 0 and at most 1."
@@ -72,16 +84,19 @@ class VisionTransformer(nnx.Module):
             rngs=rngs,
         )
 
-        def table(rows: int) -> nnx.Param:
-            axes = ("position", "embed")
-            return sharding.parameter(rngs, (rows, width), axes, layers.normal(narrow))
+        def table(rows: int, deviation: float = narrow) -> nnx.Param:
+            axes, init = ("position", "embed"), layers.normal(deviation)
+            return sharding.parameter(rngs, (rows, width), axes, init)
 
         def norm() -> layers.LayerNorm:
             return layers.LayerNorm(width, epsilon=config.epsilon, rngs=rngs)
 
         classes = 1 if config.pooling == "cls" else 0
         self.class_token = table(1) if classes else None
-        self.positions = table((image_size // config.patch_size) ** 2 + classes)
+        self.side = image_size // config.patch_size
+        learned = config.positions == "learned"
+        self.positions = table(self.side**2 + classes) if learned else None
+        self.registers = table(config.registers, 1e-6) if config.registers else None
         self.norm_before = norm() if config.pre_norm else None
         self.transformer = Transformer(config, rngs=rngs)
         self.norm = norm()
@@ -105,29 +120,46 @@ class VisionTransformer(nnx.Module):
             )
         if self.norm_before is not None:
             x = self.norm_before(x)
-        x = self._pool(self.norm(self.transformer(x, keys=keys)))
+        x = self.transformer(x, keys=keys)
+        if self.registers is not None:
+            x = x[:, : x.shape[1] - self.config.registers]
+        x = self._pool(self.norm(x))
         return x if self.projection is None else self.projection(x)
 
     def _embed(self, patches: jax.Array, keys: jax.Array | None) -> jax.Array:
-        """Patches to width, with their positions and behind the class token."""
-        first = self.positions.shape[0] - patches.shape[1]  # the position of the first patch
+        """Patches to width, with their positions, behind the class token and before registers."""
         count = kept_patches(patches.shape[1], self.config.keep_patches)
         chosen = None
         if keys is not None and count < patches.shape[1]:
             chosen = choose_patches(patches, count, jax.vmap(_patch_key)(keys))
             patches = take_patches(patches, chosen)
         x = self.patches(patches)
-        positions = sharding.weight(self.positions, ("position", "embed"), x)
+        first, positions = self._positions(x)
         if chosen is not None:
             where = sharding.rows_like(chosen, 3)
-            x = x + positions[first:].at[chosen].get(mode="clip", out_sharding=where)
+            x = x + positions.at[chosen].get(mode="clip", out_sharding=where)
         else:
-            x = x + positions[None, first:]
+            x = x + positions[None]
+
+        def used(table: nnx.Param) -> jax.Array:
+            return sharding.weight(table, ("position", "embed"), x)
+
         if self.class_token is not None:
-            token = sharding.weight(self.class_token, ("position", "embed"), x)
-            token = sharding.repeat_rows(token + positions[:1], x)
-            x = jnp.concatenate([token, x], axis=1)
+            token = used(self.class_token)
+            token = token if first is None else token + first
+            x = jnp.concatenate([sharding.repeat_rows(token, x), x], axis=1)
+        if self.registers is not None:
+            x = jnp.concatenate([x, sharding.repeat_rows(used(self.registers), x)], axis=1)
         return x
+
+    def _positions(self, x: jax.Array) -> tuple[jax.Array | None, jax.Array]:
+        """Of the class token (None: it has none) and of the patches."""
+        if self.positions is None:
+            fixed = sine_positions(self.side, self.side, self.config.width)
+            return None, jnp.asarray(fixed, x.dtype)
+        table = sharding.weight(self.positions, ("position", "embed"), x)
+        first = table.shape[0] - self.side**2
+        return table[:first] if first else None, table[first:]
 
     def _pool(self, x: jax.Array) -> jax.Array:
         if self.head is not None:

@@ -60,7 +60,6 @@ def run(
     state: TrainState,
     batches: Batches,
     sharding: NamedSharding,
-    schedule: Callable[[Any], Any],
     hooks: Hooks,
     *,
     start: int,
@@ -72,7 +71,8 @@ def run(
     At step ``total``, the end of the run, the full evaluation follows, so there is no quick one.
 
     The step is dispatched asynchronously; while it runs the next batch is fetched, and the numbers
-    of the step before come to the host.
+    of the step before come to the host. Nothing else may be asked of the devices in between: it
+    would wait behind the step that runs, and the step after it would be late.
 
     Returns:
       The state and the step that it has reached.
@@ -80,7 +80,7 @@ def run(
     Raises:
       NonFiniteLoss: Names the step. The last checkpoint is from before it.
     """
-    meter = _Meter(hooks, schedule, total)
+    meter = _Meter(hooks, total)
     step = start
     position = batches.state()
     batch = to_device(meter.waiting(batches), sharding) if step < stop else None
@@ -130,9 +130,8 @@ def _due(step: int, every: int) -> bool:
 class _Meter:
     """Brings metrics to the host one step late, checks that they are finite, measures time."""
 
-    def __init__(self, hooks: Hooks, schedule: Callable[[Any], Any], total: int) -> None:
+    def __init__(self, hooks: Hooks, total: int) -> None:
         self._hooks, self._total = hooks, total
-        self._schedule = schedule
         self._pending: collections.deque[tuple[int, int, dict[str, jax.Array]]] = (
             collections.deque()
         )
@@ -176,7 +175,6 @@ class _Meter:
             return
         now = time.perf_counter()
         elapsed = max(now - self._since, 1e-9)
-        host["learning_rate"] = float(self._schedule(step - 1))
         host["examples_per_second"] = self._examples / elapsed
         host["input_wait_share"] = self._waited / elapsed
         host["host_share"] = 1.0 - (self._waited + self._blocked) / elapsed

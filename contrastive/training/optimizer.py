@@ -23,7 +23,10 @@ from contrastive.errors import ConfigError
 from contrastive.temperature import Names, clip_log_scale, path_names
 from contrastive.training import rules
 
-_UNDECAYED = ("positions", "class_token", "query", "mean", "variance")
+_UNDECAYED = ("positions", "class_token", "registers", "query", "mean", "variance")
+_FIRST_LAYER = {  # what enters the first block
+    *("patches", "tokens", "positions", "token_types", "class_token", "registers", "norm_before"),
+}
 Schedule = Literal["cosine", "reciprocal_sqrt", "wsd", "constant"]
 
 
@@ -317,7 +320,7 @@ def layer_counts(parameters: Any) -> dict[str, int]:
     counts: dict[str, int] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(parameters):
         names = path_names(path)
-        if "blocks" in names:
+        if "blocks" in names and "stages" not in names:
             counts[names[0]] = leaf.shape[0]
         elif "stages" in names:
             number = int(names[names.index("stages") + 1]) + 1
@@ -333,13 +336,11 @@ def _layer_factor(
     depth = depths.get(names[0])
     if config.layer_decay is None or depth is None:
         return np.float32(1.0)
-    if "blocks" in names:
+    if "blocks" in names and "stages" not in names:
         layer = np.arange(depth) + 1
     elif "stages" in names:
         layer = int(names[names.index("stages") + 1]) + 1
-    elif {"patches", "tokens", "positions", "token_types", "class_token", "norm_before"} & set(
-        names
-    ):
+    elif _FIRST_LAYER & set(names):
         layer = 0
     else:
         layer = depth + 1

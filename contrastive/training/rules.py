@@ -108,7 +108,7 @@ def _matrix_axes(names: Names, ndim: int) -> tuple[tuple[int, ...], tuple[int, .
     inside = {"blocks", "stages", "attention", "mlp"} & set(names)
     if not inside:
         return None
-    if names[-1] == "kernel" and "stages" in names:
+    if names[-1] == "kernel" and "stages" in names and "blocks" not in names:
         return (0, 1, 2), (3,)
     if names[-1] == "kernel":
         return (ndim - 2,), (ndim - 1,)

@@ -12,6 +12,7 @@ from flax import nnx
 
 from contrastive.objectives import Momentum, Objective
 from contrastive.towers import TwoTower
+from contrastive.towers.statistics import moved, taken_out
 from contrastive.training.state import TrainState
 
 Metrics = dict[str, jax.Array]
@@ -25,6 +26,7 @@ def make_train_step(
     *,
     seed: int,
     average_decay: float | None,
+    schedule: optax.Schedule | None = None,
     frozen: Callable[[Any], Any] | None = None,
     accumulate: int = 1,
     momentum: Momentum | None = None,
@@ -41,6 +43,8 @@ def make_train_step(
       optimizer: The whole chain.
       seed: Of the randomness inside the step.
       average_decay: Of the moving average; None: none is kept.
+      schedule: Learning rate by batches done, for the metrics. (Computed here and not by the host,
+        whose own small programs would wait in the devices' queue behind the next step.)
       frozen: ``frozen(parameters)`` is True for those that do not learn: nothing is computed for
         their gradients, and their moving average stays where it is.
       accumulate: Batches to an update, as in the optimizer.
@@ -63,9 +67,12 @@ def make_train_step(
         (loss, metrics), gradient = jax.value_and_grad(loss_of, has_aux=True)(
             state.parameters, batch, key
         )
+        gradient, moves = taken_out(gradient)
         with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer powers
             updates, moments = optimizer.update(gradient, state.optimizer, state.parameters)
-        parameters = optax.apply_updates(state.parameters, updates)
+            if schedule is not None:
+                metrics["learning_rate"] = jnp.asarray(schedule(state.step), jnp.float32)
+        parameters = moved(optax.apply_updates(state.parameters, updates), moves)
         average = state.average
         if average_decay is not None:
             t = (state.step // accumulate).astype(jnp.float32)

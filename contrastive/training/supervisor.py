@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 
 USER_ERROR = 2  # something that a person has to put right
 NON_FINITE = 3  # a loss that is not finite: once may be the machine, twice in a row is the run
-_STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # after a checkpoint, by itself
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+STOPPED = tuple(128 + number for number in STOPPING)  # after a checkpoint, by itself
 _LONG = 600.0  # a run that lived so long starts the waiting times anew
 
 
@@ -21,8 +22,8 @@ class Supervisor:
     """Runs a command in a process group of its own, at most ``1 + restarts`` times.
 
     Not started again: what ended well, what ended with a user error (:data:`USER_ERROR`), what was
-    told to stop (SIGTERM and SIGINT are passed on; a run that they reach directly says so by its
-    status), and two losses in a row that are not finite.
+    told to stop (SIGTERM, SIGINT and SIGUSR1 are passed on; a run that they reach directly says so
+    by its status), and two losses in a row that are not finite.
 
     Args:
       command: The command that trains.
@@ -49,7 +50,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Returns the exit status of the last attempt; 128 + n where signal n ended it."""
-        old = {s: signal.signal(s, self._pass_on) for s in (signal.SIGINT, signal.SIGTERM)}
+        old = {s: signal.signal(s, self._pass_on) for s in STOPPING}
         try:
             return self._attempts()
         finally:
@@ -90,7 +91,7 @@ class Supervisor:
         status = self._child.wait()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._child.pid, signal.SIGKILL)  # workers that outlived it
-        return (status, status in _STOPPED) if status >= 0 else (128 - status, False)
+        return (status, status in STOPPED) if status >= 0 else (128 - status, False)
 
     def _pass_on(self, number: int, _: object) -> None:
         self._told = number

@@ -7,12 +7,15 @@ supervisor or the batch system starts it again.
 
 import contextlib
 import os
+import pathlib
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 from contrastive.processes import LOST, LostProcess, Processes
+
+HEARTBEAT = "CONTRASTIVE_HEARTBEAT"  # names a file that is touched as long as Python runs
 
 
 class Watchdog:
@@ -81,7 +84,11 @@ class Watchdog:
 
     def _watch(self) -> None:
         pause = min([1.0, *(limit / 5 for limit in self._limits.values() if limit is not None)])
+        heartbeat = os.environ.get(HEARTBEAT)
         while not self._closed.wait(pause):
+            if heartbeat:
+                with contextlib.suppress(OSError):
+                    pathlib.Path(heartbeat).touch()
             try:
                 self._look()
             except LostProcess as error:
@@ -105,8 +112,7 @@ class Watchdog:
     def _look_at_others(self, now: float) -> None:
         failed = self._processes.failure()
         if failed is not None:
-            index, message, status = failed
-            self._leave(f"process {index}: {message}", status)
+            self._leave(*failed)
         self._beat += 1
         patience = self._processes.lost_after
         try:

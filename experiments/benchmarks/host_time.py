@@ -5,10 +5,11 @@
     python experiments/benchmarks/host_time.py RUN
 
 Reads the newest trace of the run. The devices are idle between the end of one step's program and
-the beginning of the next one's; on CPU these are the executions that last longest, on one thread.
+the beginning of the next one's; on CPU these are the executions that last longest.
 """
 
 import argparse
+import bisect
 import itertools
 import pathlib
 import statistics
@@ -17,6 +18,7 @@ from typing import Any
 from jax.profiler import ProfileData
 
 _EXECUTIONS = "tf_XLAExecute"  # the threads of the CPU client that run programs
+_BEGIN = "ThunkExecutor::Execute"
 _EXECUTION = "ThunkExecutor::Execute (wait for completion)"
 
 Span = tuple[float, float]  # begin and end in milliseconds
@@ -36,10 +38,19 @@ def spans(data: Any, name: str, threads: str = "") -> list[Span]:
 
 
 def steps_on_device(data: Any) -> list[Span]:
-    """Executions of the train step: those of at least half the length of the longest."""
-    found = spans(data, _EXECUTION, _EXECUTIONS)
-    longest = max(end - begin for begin, end in found)
-    return [(begin, end) for begin, end in found if end - begin > longest / 2]
+    """Executions of the train step: those of at least half the length of the longest.
+
+    The thread that starts a program computes its first operations itself (``_BEGIN``) and then
+    waits for the threads that compute the others (``_EXECUTION``): an execution is both.
+    """
+    waits = spans(data, _EXECUTION, _EXECUTIONS)
+    begins = [begin for begin, _ in spans(data, _BEGIN, _EXECUTIONS)]
+    longest = max(end - begin for begin, end in waits)
+    return [
+        (begins[max(bisect.bisect(begins, begin) - 1, 0)], end)
+        for begin, end in waits
+        if end - begin > longest / 2
+    ]
 
 
 def total(found: list[Span], window: Span) -> float:

@@ -67,6 +67,28 @@ def test_a_task_adds_to_what_is_there(copy, tmp_path, capsys):
     assert "spearman" in write_report(copy).read_text()
 
 
+def test_D11_the_checkpoints_own_pooler_and_another_beside_it(copy, tmp_path, capsys, caplog):
+    data = similar(tmp_path)
+    arguments = ["evaluate", str(copy), "--task=similarity", f"--data={data}", "--json"]
+    assert main(arguments) == 0
+    own = json.loads(capsys.readouterr().out)
+    assert main([*arguments, "--pooler=max"]) == 0
+    both = json.loads(capsys.readouterr().out)
+    assert both["colours/pooler"] == "mean"  # as config.model.text.pooling of the run
+    assert both["colours with pooler max/pooler"] == "max"
+    assert both["colours/similarity/pearson"] == own["colours/similarity/pearson"]
+    other = both["colours with pooler max/similarity/pearson"]
+    assert other != own["colours/similarity/pearson"]
+    assert "'mean'; 'max' was asked for" in caplog.text
+    kept = json.loads((copy / "evaluation.json").read_text())
+    assert both.items() <= kept.items()
+    config = json.loads((copy / "config.json").read_text())
+    config["model"]["text"]["pooling"] = "max"  # what the checkpoint says is what counts
+    (copy / "config.json").write_text(json.dumps(config))
+    assert main(arguments) == 0
+    assert json.loads(capsys.readouterr().out)["colours/similarity/pearson"] == other
+
+
 def test_pictures_by_task(copy, shapes_csv, capsys):
     names = copy / "names.txt"
     names.write_text("\n".join(f"a {c} {s}" for c in ("red", "green", "blue", "black", "orange", "purple") for s in ("circle", "square", "bar", "cross")))  # fmt: skip  # noqa: E501
@@ -89,6 +111,7 @@ def test_pictures_by_task(copy, shapes_csv, capsys):
         (["--task=similarity", "--data=nowhere.jsonl"], "there is no nowhere.jsonl"),
         (["--task=similarity", "--data=x.jsonl", "--most=0"], "have to be at least 1"),
         (["--output=x"], "--output goes with --task"),
+        (["--pooler=cls"], "--pooler goes with --task"),
         (["--workdir=x"], "name the model once"),
     ],
 )

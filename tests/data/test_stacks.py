@@ -139,11 +139,11 @@ def test_the_published_numbers():
 def test_what_happens_to_an_example_does_not_depend_on_the_others():
     stack = STACKS["moco_v2"]
     images, keys = [photo(i) for i in range(6)], example_keys(1, np.arange(6))
-    whole = augment_as(stack, images, keys, 24)
+    whole = augment_as(stack, images, keys)
     assert whole.dtype == np.uint8
     for part in (slice(0, 2), slice(2, 6)):
-        np.testing.assert_array_equal(augment_as(stack, images[part], keys[part], 24), whole[part])
-    assert (augment_as(stack, images, example_keys(2, np.arange(6)), 24) != whole).any()
+        np.testing.assert_array_equal(augment_as(stack, images[part], keys[part]), whole[part])
+    assert (augment_as(stack, images, example_keys(2, np.arange(6))) != whole).any()
 
 
 def test_a_stack_takes_the_place_of_crop_and_augment():

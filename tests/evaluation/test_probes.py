@@ -160,6 +160,9 @@ def test_geometry_of_two_towers():
     assert got["modality_gap"] == pytest.approx(gap, rel=1e-5)
     assert got["information_ceiling"] == pytest.approx(np.log(200))
     assert 0 < got["information_bound"] < got["information_ceiling"]
+    twice = (np.concatenate([x, x]) for x in (first, apart, ids))  # no negatives of themselves
+    again = geometry_metrics(*twice, scale=10.0)
+    assert again["information_bound"] == pytest.approx(got["information_bound"], rel=1e-6)
     assert got["cosine_positive"] == pytest.approx((first * apart).sum(axis=1).mean(), rel=1e-5)
     assert abs(got["cosine_negative"]) < 0.1
     assert got["collapsed"] == 0

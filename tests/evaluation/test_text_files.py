@@ -47,6 +47,14 @@ def test_beir_folder(beir):
     assert read_judged(beir, "dev").queries == {"q2": "not judged"}
 
 
+def test_a_name_is_of_one_text(beir):
+    jsonl(beir / "corpus.jsonl", [*CORPUS, CORPUS[0]])
+    assert len(read_judged(beir).corpus) == 2
+    jsonl(beir / "corpus.jsonl", [*CORPUS, CORPUS[0] | {"text": "They hiss."}])
+    with pytest.raises(DataError, match="row 3 has the name 'd1' of an earlier, other text"):
+        read_judged(beir)
+
+
 def test_trec_evals_qrels_and_gzipped_corpus(beir):
     (beir / "corpus.jsonl").unlink()
     jsonl(beir / "corpus.jsonl.gz", CORPUS)

@@ -59,13 +59,15 @@ class Run:
             f"    return ConfigDict({config.to_dict()!r})\n"
         )
 
-    def start(self, *options, faults=(), environment=(), devices=1):
+    def start(self, *options, faults=(), environment=(), devices=1, folder=None):
         plan = {"ids": str(self.ids_folder), "faults": list(faults)}
         command = [sys.executable, str(CHILD), "train", f"--config={self.recipe}"]
         return subprocess.Popen(
             [*command, f"--workdir={self.workdir}", *options],
+            cwd=folder,
             env=os.environ
             | {
+                "PYTHONPATH": str(CHILD.parents[2]),  # this checkout, whatever is installed
                 "FAULTS": json.dumps(plan),
                 "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
                 "JAX_PLATFORMS": "cpu",

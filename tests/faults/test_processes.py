@@ -1,7 +1,9 @@
 """Two real processes train one model: as one would, stop together, and end when one is lost."""
 
 import os
+import pathlib
 import signal
+import socket
 import time
 
 import numpy as np
@@ -116,7 +118,7 @@ def test_E14_another_batch_shape_is_an_error_everywhere(new_run, tiny_faulty, ki
     fault = {"kind": kind, "at": 1, "process": 1}
     said = finish(run.start_several(2, faults=[fault]), [2, 2])
     for text in said:
-        assert "process 1: " in text
+        assert "process 1: " in text  # both compare, and both say it
         assert words in text
     assert not run.lines()
 
@@ -132,6 +134,46 @@ def test_hosts_with_another_configuration_are_named(new_run, tiny_faulty):
     ]
     for text in finish(processes, [2, 2]):
         assert "do not agree on the configuration: process 1 on" in text
+
+
+def start_in(run, folders, *options):
+    """Two processes of a run, in different folders, as on hosts that see different things."""
+    place = {"CONTRASTIVE_COORDINATOR": f"localhost:{free_port()}", "CONTRASTIVE_PROCESSES": "2"}
+    return [
+        run.start(
+            *options,
+            folder=folder,
+            environment=(place | {"CONTRASTIVE_PROCESS": str(i)}).items(),
+        )
+        for i, folder in enumerate(folders)
+    ]
+
+
+@pytest.mark.slow
+def test_a_host_that_cannot_read_its_data_ends_all_with_its_name(new_run, tiny_faulty, tmp_path):
+    data = pathlib.Path(tiny_faulty.data.source)
+    tiny_faulty = tiny_faulty.copy_and_resolve_references()
+    tiny_faulty.data.source = data.name
+    run = new_run(tiny_faulty)
+    said = finish(start_in(run, [data.parent, tmp_path]), [2, 2])
+    host = socket.gethostname()
+    assert f" 0/2 | contrastive train: process 1 on {host}: " in said[0]
+    assert data.name in said[0].splitlines()[-1]
+    assert " 1/2 | contrastive train: " in said[1]
+    assert not run.lines()
+
+
+@pytest.mark.slow
+def test_a_workdir_that_one_host_does_not_share_is_named(new_run, tiny_faulty, tmp_path):
+    run = new_run(tiny_faulty)
+    here, elsewhere = tmp_path / "a", tmp_path / "b"
+    here.mkdir()
+    elsewhere.mkdir()
+    run.workdir = pathlib.Path("run")  # relative: each sees another one
+    said = finish(start_in(run, [here, elsewhere]), [2, 2])
+    assert f"process 1 on {socket.gethostname()}: the folder run here is not the one" in said[0]
+    assert "has to be on a file system that all hosts share" in said[1]
+    assert not (here / "run" / "metrics.jsonl").read_text()
 
 
 def test_E01_a_missing_process_is_named_within_the_limit():

@@ -187,7 +187,7 @@ def shake_statistics(model):
             buffer.mul_(0.5 + torch.rand(buffer.shape, generator=generator))
 
 
-def resnet(folder, *, block="bottleneck", image_size=64, **options):
+def resnet(folder, *, block="bottleneck", image_size=64, train=False, **options):
     from transformers import ResNetConfig, ResNetModel
 
     torch.manual_seed(5)
@@ -199,11 +199,32 @@ def resnet(folder, *, block="bottleneck", image_size=64, **options):
     model.save_pretrained(folder)
     size = {"shortest_edge": image_size}
     (folder / "preprocessor_config.json").write_text(json.dumps({"size": size, "crop_pct": 0.875}))
+    model.train(train)
     _record_pictures(folder, model, image_size, lambda x: model(x).pooler_output[:, :, 0, 0])
 
 
+def convnext(folder, *, image_size=40, activation="gelu", **options):
+    from transformers import ConvNextConfig, ConvNextModel
+
+    torch.manual_seed(9)
+    config = ConvNextConfig(
+        hidden_sizes=[8, 12] if SMALL else [16, 24, 40],
+        depths=[1, 2] if SMALL else [1, 2, 1],
+        num_stages=2 if SMALL else 3,
+        image_size=image_size,
+        hidden_act=activation,
+        **options,
+    )
+    model = shake(ConvNextModel(config))
+    model.save_pretrained(folder)
+    size = {"shortest_edge": image_size}
+    (folder / "preprocessor_config.json").write_text(json.dumps({"size": size, "crop_pct": 0.875}))
+    _record_pictures(folder, model, image_size, lambda x: model(x).pooler_output)
+
+
 def _record_pictures(folder, model, image_size, embed):
-    """For a model without texts, the loss is the sum of sines of its rows."""
+    """For a model without texts, the loss is the sum of sines of its rows. Buffers are those after
+    the forward pass."""
     images = pixels(BATCH, image_size, image_size)
     rows = embed(torch.from_numpy(images))
     loss = torch.sin(rows).sum()
@@ -212,6 +233,8 @@ def _record_pictures(folder, model, image_size, embed):
     for name, parameter in model.named_parameters():
         if parameter.grad is not None and not SMALL:
             out[f"gradient/{name}"] = parameter.grad.numpy()
+    if model.training:
+        out |= {f"after/{name}": buffer.numpy() for name, buffer in model.named_buffers()}
     np.savez(folder / "reference.npz", **out)
 
 
@@ -524,6 +547,11 @@ CASES = {
         f, block="basic", image_size=45, downsample_in_first_stage=True
     ),
     "resnet-early": lambda f: resnet(f, downsample_in_bottleneck=True, image_size=50),
+    "resnet-batch": lambda f: resnet(f, train=True),
+    "convnext": lambda f: convnext(f),
+    "convnext-odd": lambda f: convnext(
+        f, image_size=46, activation="gelu_pytorch_tanh", layer_norm_eps=1e-5, patch_size=3
+    ),
     "open_clip-resnet": lambda f: open_clip_resnet(f),
     "open_clip": lambda f: open_clip_vit(f),
     "open_clip-gelu": lambda f: open_clip_vit(f, quick=False, image_size=33, patch=11, length=7),

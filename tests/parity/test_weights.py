@@ -4,6 +4,7 @@ Tiny models with seeded weights, every bias and norm moved off its start: embedd
 own loss, and the gradient of every parameter, carried over by the same table of names.
 """
 
+import dataclasses
 import pathlib
 import subprocess
 
@@ -18,10 +19,12 @@ from contrastive.data.transforms import evaluation_image
 from contrastive.geometry import normalize
 from contrastive.losses import clip_loss, sigmoid_loss
 from contrastive.pretrained import mapping
-from contrastive.pretrained.exporting import export_weights
-from contrastive.pretrained.importing import abstract_state, import_weights
+from contrastive.pretrained.exporting import export_weights, parameters
+from contrastive.pretrained.importing import abstract_state, import_weights, with_parameters
 from contrastive.pretrained.source import open_source
 from contrastive.pretrained.tensors import read_tensors
+from contrastive.towers import layers
+from contrastive.towers.statistics import moved, taken_out
 
 ROOT = pathlib.Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-parity" / "bin" / "python"
@@ -29,12 +32,15 @@ CASES = (
     *("clip", "clip-gelu", "clip-tanh", "siglip", "siglip-odd", "vit", "vit-odd"),
     *("open_clip", "open_clip-gelu", "open_clip-text", "open_clip-siglip"),
     *("naflex", "naflex-wide", "resnet", "resnet-basic", "resnet-early", "open_clip-resnet"),
+    *("convnext", "convnext-odd"),
 )
 EXPORTED = {
     "clip": "huggingface",
     "siglip": "huggingface",
     "vit": "huggingface",
     "naflex": "huggingface",
+    "resnet": "huggingface",
+    "convnext": "huggingface",
     "open_clip": "open_clip",
 }
 
@@ -49,7 +55,8 @@ def folders(tmp_path_factory):
     """A folder a case: the weights as their library saves them, and what it computes."""
     root = tmp_path_factory.mktemp("weights")
     script = ROOT / "tests" / "parity" / "peer_weights.py"
-    subprocess.run([PYTHON, script, root, *CASES], check=True, timeout=500)
+    cases = [*CASES, "resnet-batch"]
+    subprocess.run([PYTHON, script, root, *cases], check=True, timeout=1500)
     return root
 
 
@@ -94,6 +101,41 @@ def test_embeddings_loss_and_gradients_equal_the_librarys(folders, case, record_
         f"{case}: loss {abs(loss - reference['loss']):.1e}, gradients {worst[0]:.1e} ({worst[1]})"
     )
     assert worst[0] <= 1e-4, worst
+
+
+def test_batch_statistics_equal_pytorchs(folders):
+    """A ResNet in training: rows, gradients, and the running statistics after a step."""
+    found = import_weights(folders / "resnet-batch")
+    reference = dict(np.load(folders / "resnet-batch" / "reference.npz"))
+    model = found.settings.model
+    image = dataclasses.replace(model.image, statistics="batch")
+    settings = dataclasses.replace(found.settings, model=dataclasses.replace(model, image=image))
+    towers = with_parameters(settings, None, parameters(found.towers))
+    graphdef, state = nnx.split(towers)
+    pixels = pixels_of(found, reference)
+
+    @jax.jit
+    def step(state):
+        def loss(state):
+            tower = nnx.merge(graphdef, state).image
+            rows = tower(pixels, keys=layers.row_keys(jax.random.key(0), pixels))
+            return jnp.sum(jnp.sin(rows)), rows
+
+        (_, rows), gradients = jax.value_and_grad(loss, has_aux=True)(state)
+        gradients, moves = taken_out(gradients)
+        return rows, gradients, moved(state, moves)
+
+    rows, gradients, after = step(state)
+    assert np.abs(normalize(rows) - normalize(reference["image"])).max() <= 1e-5
+    worst = worst_gradient(found, folders / "resnet-batch", reference, gradients)
+    print(f"resnet-batch: gradients {worst[0]:.1e} ({worst[1]})")
+    assert worst[0] <= 1e-4, worst
+    ours = mapping.write(found.family.rules(settings), parameters(nnx.merge(graphdef, after)))
+    names = [name for name in reference if name.startswith("after/") and "num_batches" not in name]
+    assert len(names) == 2 * 13
+    for name in names:
+        value = ours[name.removeprefix("after/")]
+        assert np.abs(value - reference[name]).max() <= 1e-5, name
 
 
 def pixels_of(found, reference):

@@ -68,13 +68,16 @@ def test_a_tokenizer_may_have_no_limit(copied, value):
         {"hidden_sizes": ["a"]},
         {"hidden_sizes": []},
         {"depths": [1, 0]},
+        {"depths": [10**12, 1]},
+        {"depths": [1, 3]},
         {"layer_type": "wide"},
         {"embedding_size": 0},
     ],
 )
 def test_odd_residual_networks(tmp_path, changes):
     config = {"model_type": "resnet", "hidden_sizes": [8, 16], "depths": [1, 1]}
-    write_safetensors(tmp_path / "model.safetensors", {"x": np.zeros(1, np.float32)})
+    tensors = {name: np.zeros(1, np.float32) for name in "xyz"}
+    write_safetensors(tmp_path / "model.safetensors", tensors)
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert describe(tmp_path).model.image.widths == (8, 16)
     (tmp_path / "config.json").write_text(json.dumps(config | changes))

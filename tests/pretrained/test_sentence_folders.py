@@ -22,7 +22,8 @@ from contrastive.pretrained.exporting import export_weights, parameters
 from contrastive.pretrained.importing import import_weights
 from contrastive.pretrained.tensors import read_tensors, write_safetensors
 from contrastive.recipe import Recipe
-from contrastive.towers import DenseConfig, LayerNormConfig
+from contrastive.towers import DenseConfig, EncoderConfig, LayerNormConfig
+from contrastive.warm_start import _check_heads
 
 TEXTS = ["A small bird sits on a wire.", "rain", "The ferry leaves at noon."]
 
@@ -138,6 +139,62 @@ def test_poolings_that_are_not_known(copied, changes, words):
     edit(folder, "1_Pooling/config.json", **changes)
     with pytest.raises(WeightsError, match=words):
         settings(folder)
+
+
+@pytest.mark.parametrize(
+    "changes, query, passage",
+    [
+        ({}, "", ""),
+        ({"prompts": {"query": "q: ", "document": "d: "}}, "q: ", "d: "),
+        ({"prompts": {"query": "q: ", "corpus": "c: ", "passage": "p: "}}, "q: ", "p: "),
+        ({"prompts": {"x": "x: ", "query": "q: "}, "default_prompt_name": "x"}, "q: ", "x: "),
+        ({"prompts": {"x": "x: "}, "default_prompt_name": None}, "", ""),
+        ({"prompts": {"query": "", "document": ""}}, "", ""),
+    ],
+)
+def test_prompts_are_the_prefixes(copied, changes, query, passage):
+    folder = copied("bert")
+    edit(folder, "config_sentence_transformers.json", **changes)
+    data = settings(folder).data
+    assert (data.query_prefix, data.passage_prefix) == (query, passage)
+
+
+def test_prompts_come_and_go_with_the_weights(copied, tmp_path):
+    folder = copied("bert")
+    plain = contrastive.load(folder)
+    prompts = {"query": "query: ", "document": "a passage: "}
+    edit(folder, "config_sentence_transformers.json", prompts=prompts)
+    native, out = tmp_path / "native", tmp_path / "out"
+    assert main(["import", str(folder), f"--output={native}"]) == 0
+    assert main(["export", str(native), "--format=huggingface", f"--output={out}"]) == 0
+    for model in map(contrastive.load, (folder, native, out)):
+        for role, name in (("query", "query"), ("passage", "document")):
+            rows = model.encode_text(TEXTS, role=role)
+            wanted = plain.encode_text([prompts[name] + text for text in TEXTS])
+            np.testing.assert_allclose(rows, wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"prompts": {"query": 3}}, "has to be texts by name"),
+        ({"prompts": ["q: "]}, "has to be an object"),
+        ({"prompts": {"q": "q: "}, "default_prompt_name": "x"}, "'x' is none of the prompts"),
+        ({"prompts": {}, "default_prompt_name": ["x"]}, "is none of the prompts"),
+    ],
+)
+def test_prompts_that_are_not_known(copied, changes, words):
+    folder = copied("bert")
+    edit(folder, "config_sentence_transformers.json", **changes)
+    with pytest.raises(WeightsError, match=words):
+        settings(folder)
+
+
+def test_half_a_surrogate_pair_is_said(copied):
+    model = contrastive.load(copied("bert"))
+    with pytest.raises(UserError, match=r"'a \\ud83d b' is no Unicode: character 2 .* U\+D83D"):
+        model.encode_text(["fine", "a \ud83d b"])
+    assert model.encode_text("a \U0001f600 b").shape == (1, 6)
 
 
 def test_modules_after_the_pooling_are_read(copied):
@@ -360,6 +417,7 @@ def locked(tiny, copied, tmp_path):
     text = {"kind": "encoder", "width": 8, "depth": 4, "heads": 2, "mlp_ratio": 1.5}
     text |= {"norm": "pre", "positions": "rotary", "gated": True, "bias": False, "window": 3}
     text |= {"global_every": 2, "token_types": 0, "length": 40, "epsilon": 1e-5}
+    text |= {"pooling": "weighted_mean"}
     tiny.model["text"] = text
     tiny.data["tokenizer"] = {"end_token": "[SEP]"}
     tiny.optimizer["multipliers"] = (("text/(?!projection/).*", None),)
@@ -391,6 +449,32 @@ def test_a_start_with_other_markers_is_refused(locked, tmp_path):
     locked.data["tokenizer"] = {}
     with pytest.raises(ConfigError, match=r"config.data.tokenizer.end_token = '\[SEP\]'"):
         run(locked, tmp_path / "run")
+
+
+def test_a_start_with_another_pooling_is_refused(locked, tmp_path):
+    """But of a plain folder, which does not say how its rows are pooled."""
+    locked.model["text"] |= {"pooling": "last"}
+    with pytest.raises(
+        ConfigError, match=r"text\.pooling = 'last', but .* trained with 'weighted_mean'"
+    ):
+        run(locked, tmp_path / "run")
+    (tmp_path / "modernbert" / "modules.json").unlink()
+    locked.init_from, locked.total_steps = str(tmp_path / "modernbert"), 1
+    assert run(locked, tmp_path / "plain") == 0
+
+
+def test_a_start_with_another_head_of_the_same_size_is_refused():
+    def heads(*configs):
+        return EncoderConfig(after_pooling=configs)
+
+    old = heads(DenseConfig(size=6), LayerNormConfig())
+    _check_heads(old, heads(DenseConfig(size=6), LayerNormConfig(), DenseConfig(size=9)))
+    _check_heads(old, heads(DenseConfig(size=7, activation="gelu")))  # its parameters are new
+    _check_heads(old, None)
+    with pytest.raises(ConfigError, match=r"after_pooling\[0\] = .*gelu.* trained with .*tanh"):
+        _check_heads(old, heads(DenseConfig(size=6, activation="gelu")))
+    with pytest.raises(ConfigError, match=r"after_pooling\[1\]"):
+        _check_heads(old, heads(DenseConfig(size=6), LayerNormConfig(epsilon=1e-3)))
 
 
 def test_import_and_export_on_the_command_line(copied, tmp_path, capsys):

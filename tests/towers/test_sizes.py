@@ -2,13 +2,22 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
 from contrastive.errors import ConfigError
-from contrastive.towers import TextTransformer, TextTransformerConfig, parameter_count, sizes
+from contrastive.planning.operations import operations
+from contrastive.towers import (
+    ConvTowerConfig,
+    TextTransformer,
+    TextTransformerConfig,
+    TwoTower,
+    parameter_count,
+    sizes,
+)
 
 FAMILIES = {"clip": sizes.CLIP, "siglip": sizes.SIGLIP, "siglip2": sizes.SIGLIP2}
 NAMES = [(family, name) for family, models in FAMILIES.items() for name in models]
@@ -46,8 +55,48 @@ def test_the_largest_siglip_is_two_published_towers():
     assert blocks < parts["image"] < 1.04 * blocks
 
 
+def flops(model, image_size=None, tokens=None):
+    """Billions of operations of one image, or of one text."""
+    sizes_ = {"image_size": image_size or 8, "text_length": tokens or 8, "vocabulary_size": 9}
+    pairs = "captions" if tokens else "views"
+    build = lambda: TwoTower(model, pairs=pairs, pad_id=0, **sizes_, rngs=nnx.Rngs(0))  # noqa: E731
+    graphdef, state = nnx.split(nnx.eval_shape(build))
+    if tokens:
+        x = jax.ShapeDtypeStruct((1, tokens), jnp.int32)
+        return operations(lambda s, x: nnx.merge(graphdef, s).encode_text(x), state, x).total / 1e9
+    x = jax.ShapeDtypeStruct((1, image_size, image_size, 3), jnp.uint8)
+    return operations(lambda s, x: nnx.merge(graphdef, s).encode_image(x), state, x).total / 1e9
+
+
+@pytest.mark.parametrize("family, name", [n for n in NAMES if FAMILIES[n[0]][n[1]].flops])
+def test_operations_are_the_published_ones(family, name):
+    published = FAMILIES[family][name]
+    image, text = published.flops
+    tiny = ConvTowerConfig(widths=(4,))
+    alone = dataclasses.replace(published.model, text=None)
+    close = {"rel": 2e-3, "abs": 0.006}  # two decimals were published
+    assert flops(alone, published.image_size) == pytest.approx(image, **close)
+    texts = dataclasses.replace(published.model, image=tiny)
+    assert flops(texts, tokens=published.text_length) == pytest.approx(text, **close)
+
+
+@pytest.mark.parametrize("name", sizes.IMAGE)
+def test_image_towers_have_the_published_sizes(name):
+    """With a classifier of 1,000 classes, which they were published with."""
+    published = sizes.IMAGE[name]
+    classifier = 1000 * (published.width + 1)
+    sizes_ = {"image_size": published.image_size, "text_length": 1, "vocabulary_size": 1}
+    total = parameter_count(published.model, **sizes_)["image"] + classifier
+    digits = 1 if name.startswith("ConvNeXt") else 2
+    assert round(total / 1e6, digits) == published.parameters
+    found = flops(published.model, published.image_size) / 2 + classifier / 1e9
+    # Counters differ in what else they count beside products.
+    close = {"rel": 6e-3, "abs": 0.6 * 10**-digits}
+    assert found == pytest.approx(published.multiplications, **close)
+
+
 def test_unknown_names_are_answered_with_the_known():
-    with pytest.raises(ConfigError, match=r"'B/15'; known are B/32, B/16"):
+    with pytest.raises(ConfigError, match=r"'B/15'; known are S/32, S/16, B/32"):
         sizes.published(sizes.CLIP, "B/15")
 
 

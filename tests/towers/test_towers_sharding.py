@@ -33,11 +33,27 @@ RESNET = dataclasses.replace(
     ),
     text=dataclasses.replace(CONFIG.text, depth=1),
 )
+# Batch normalisation over the global batch: what comes out in the place of the gradient of running
+# statistics is how far they move.
+BATCH_NORM = dataclasses.replace(
+    RESNET,
+    image=ResNetConfig(
+        form="small", block="basic", stem=4, widths=(4, 8), depths=(1, 1), statistics="batch",
+        momentum=0.6, projection="linear",
+    ),
+)  # fmt: skip
 # FLIP: half of the patches. The text tower is made small, it is tested with the others.
 FLIP = dataclasses.replace(
     CONFIG,
     image=dataclasses.replace(VIT, patch_size=2, keep_patches=0.5, depth=1),
     text=dataclasses.replace(CONFIG.text, depth=1),
+)
+# Registers, fixed positions, norms on queries and keys, factors on the branches.
+OPTIONS = dataclasses.replace(
+    FLIP,
+    image=dataclasses.replace(
+        FLIP.image, positions="sine", registers=2, qk_norm=True, layer_scale=0.1, scan=False
+    ),
 )
 # Encoders after BERT and ModernBERT; the image tower is made small.
 POST = dataclasses.replace(CONV, text=EncoderConfig(**TRANSFORMER))
@@ -111,6 +127,7 @@ def run_on_mesh(config, state, layout, kind, compiler):
         return compiler(step(graphdef))(state, *args, jax.random.key(0))
 
 
+MORE = {"resnet": RESNET, "options": OPTIONS, "batch_norm": BATCH_NORM}
 ONE_DEVICE = {}  # what a single device computes, by image tower: compiled once for all layouts
 
 
@@ -122,8 +139,12 @@ ONE_DEVICE = {}  # what a single device computes, by image tower: compiled once 
         ("vit", "tensor"),
         ("conv", "fsdp"),
         ("flip", "data"),
-        ("flip", "fsdp"),
+        pytest.param("flip", "fsdp", marks=pytest.mark.slow),
+        ("options", "fsdp"),
+        pytest.param("options", "tensor", marks=pytest.mark.slow),
         ("resnet", "fsdp"),
+        ("batch_norm", "data"),
+        ("batch_norm", "fsdp"),
         pytest.param("post", "fsdp", marks=pytest.mark.slow),
         ("modern", "fsdp"),
         ("modern", "tensor"),
@@ -134,7 +155,7 @@ ONE_DEVICE = {}  # what a single device computes, by image tower: compiled once 
 def test_A08_eight_devices_equal_one(image, layout, fill, quick):
     """Rows, gradients and dropout do not depend on how many devices share the work."""
     configs = {"vit": CONFIG, "conv": CONV, "flip": FLIP, "post": POST, "modern": MODERN}
-    config = (configs | {"resnet": RESNET})[image]
+    config = (configs | MORE)[image]
     graphdef, state = nnx.split(fill(lambda: build(config, nnx.Rngs(0))))
     if image not in ONE_DEVICE:
         args = (*map(jnp.asarray, batch()), jax.random.key(0))
@@ -203,7 +224,7 @@ def test_parameters_are_born_where_the_rules_put_them(quick):
 
 def test_every_parameter_names_its_axes():
     """A table for the rules: each dimension has a known name (kernel windows have none)."""
-    for config in (CONFIG, CONV, POST, MODERN):
+    for config in (CONFIG, CONV, POST, MODERN, OPTIONS):
         model = nnx.eval_shape(lambda config=config: build(config, nnx.Rngs(0)))
         leaves = jax.tree.leaves(
             nnx.state(model), is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)

@@ -109,6 +109,6 @@ def test_a_silent_process_is_named_with_the_last_steps(ended):
 
 def test_the_failure_of_another_process_is_repeated(ended):
     pair = Pair()
-    pair.failed = (1, "the disk is full.", 2)
+    pair.failed = ("process 1 on b: the disk is full.", 2)
     with Watchdog(pair, None, None, end=ended):
-        assert ended.wait(60) == [("process 1: the disk is full.", 2)]
+        assert ended.wait(60) == [("process 1 on b: the disk is full.", 2)]

@@ -1,0 +1,27 @@
+"""Where to run, from a file and the command line: ``--on=FILE.py`` and ``--on.KEY=VALUE``."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from contrastive import config as config_lib
+from contrastive.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def machine_settings(cls: type[T], on: str | None, overrides: Sequence[str]) -> T:
+    """The settings of a launcher.
+
+    Args:
+      cls: Their dataclass.
+      on: ``FILE.py:ARGUMENT``, whose ``get_machine`` returns them; None: all defaults.
+      overrides: ``--on.KEY=VALUE``.
+
+    Raises:
+      ConfigError: There is no such file, a key is unknown or missing, or a value is not possible.
+    """
+    given = config_lib.load_file(on, function="get_machine", option="--on=") if on else {}
+    try:
+        return config_lib.resolve(cls, given, overrides)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("config.", "--on.")) from error

@@ -1,0 +1,1 @@
+"""What experiments share: seeds and intervals, tables, plots, checks, pages."""

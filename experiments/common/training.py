@@ -1,0 +1,81 @@
+"""Experiments that train: a sweep in the experiment's folder, and what its trials measured."""
+
+import json
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from contrastive.commands.evaluate import read_results
+from contrastive.commands.sweep import sweep
+from contrastive.errors import UserError
+from contrastive.evaluation.measured import Measured
+from contrastive.sweeps.folder import SweepFolder
+from contrastive.sweeps.results import Row, read_rows
+from contrastive.whole import whole_file
+from experiments.common.runner import Context
+
+LEDGER = "measured.json"  # beside a trial's evaluation: what an experiment adds to it
+
+
+class Trials:
+    """The trials of an experiment, which has come to its end.
+
+    Args:
+      folder: That of the sweep.
+    """
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self._folder = SweepFolder(folder)
+        self.rows = read_rows(self._folder)
+
+    def workdir(self, row: Row) -> pathlib.Path:
+        """The workdir of a trial."""
+        return self._folder.workdir(row.trial.name)
+
+    def where(self, **settings: Any) -> list[Row]:
+        """The trials with these settings; ``__`` in a name stands for a dot."""
+        wanted = {key.replace("__", "."): value for key, value in settings.items()}
+        return [
+            row
+            for row in self.rows
+            if all(row.trial.settings.get(key) == value for key, value in wanted.items())
+        ]
+
+    def lines(self, row: Row) -> list[dict[str, Any]]:
+        """What was logged at each step."""
+        file = self.workdir(row) / "metrics.jsonl"
+        found = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+        return [entry for entry in found if "loss" in entry]
+
+    def evaluation(self, row: Row) -> Measured:
+        """The numbers of a trial with those of every query."""
+        return read_results(self.workdir(row))
+
+    def measured(
+        self, row: Row, measure: Callable[[pathlib.Path], Mapping[str, float]]
+    ) -> dict[str, float]:
+        """What ``measure`` finds in a workdir; kept there, so that it is done once."""
+        file = self.workdir(row) / LEDGER
+        if not file.exists():
+            found = dict(measure(self.workdir(row)))
+            with whole_file(file) as path:
+                path.write_text(json.dumps(found, indent=1) + "\n")
+        return json.loads(file.read_text())
+
+
+def train(context: Context, specs: Sequence[str]) -> list[Trials]:
+    """Runs sweeps to their end, or goes on with them: one folder ``sweep``, ``sweep2``, … each.
+
+    Raises:
+      UserError: A trial failed even when it was tried again.
+    """
+    found = []
+    for number, spec in enumerate(specs, start=1):
+        folder = context.output / (f"sweep{number}" if number > 1 else "sweep")
+        if sweep(spec, folder):
+            raise UserError(
+                f"trials of {spec} failed: `contrastive sweep {folder} --status` says why; the "
+                "same command tries them again."
+            )
+        found.append(Trials(folder))
+    return found

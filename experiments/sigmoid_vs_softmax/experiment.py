@@ -1,0 +1,202 @@
+"""Sigmoid against softmax: quality and cost by batch size, at equal examples seen."""
+
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from contrastive.evaluation import bootstrap
+from contrastive.geometry import normalize
+from contrastive.losses import clip_loss, sigmoid_loss
+from contrastive.sweeps.results import Row
+from experiments.common.data import ready
+from experiments.common.outcome import Check, Line, Outcome, Plot, Table
+from experiments.common.runner import Context
+from experiments.common.seeds import Mean, difference, mean
+from experiments.common.training import Trials, train
+from experiments.sigmoid_vs_softmax.sweep import METRICS
+
+KINDS = {"emoji": "emoji, unseen artist", "texts": "Debian descriptions"}
+LOSSES = ("clip", "siglip")
+COST = (256, 1024, 4096)  # batch sizes whose loss is timed
+DIM = 256
+
+
+def run(context: Context) -> Outcome:
+    """Both data sets, both losses, the better learning rate of each batch size."""
+    ready("debian")
+    base = "experiments/sigmoid_vs_softmax/sweep.py"
+    specs = [f"{base}:{kind}-{context.scope}" for kind in KINDS]
+    found = dict(zip(KINDS, train(context, specs), strict=True))
+    sizes = {kind: _by_size(trials, METRICS[kind]) for kind, trials in found.items()}
+    context.say("timing the losses ...")
+    cost = _cost()
+    masks = _masks(found["emoji"], METRICS["emoji"])
+    return Outcome(
+        name="sigmoid_vs_softmax",
+        title="Sigmoid against softmax",
+        question="At which batch sizes is the sigmoid loss the better one, at equal examples seen "
+        "and the better of two learning rates; and what does each cost?",
+        published="SigLIP (Zhai et al. 2023): sigmoid ahead of softmax below about 16k pairs, both "
+        "level off near 32k.",
+        tables=(
+            *(_table(kind, found[kind], sizes[kind]) for kind in KINDS),
+            masks,
+            cost,
+        ),
+        plots=tuple(_plot(kind, sizes[kind]) for kind in KINDS),
+        checks=tuple(_check(kind, sizes[kind]) for kind in KINDS),
+        notes=(
+            "Pod scale, from the same file: `contrastive sweep "
+            "experiments/sigmoid_vs_softmax/sweep.py:pod --output=DIR --launcher=slurm`; 512 to "
+            "1,048,576 pairs a step, 2^30 seen.",
+        ),
+    )
+
+
+def _by_size(trials: Trials, metric: str) -> dict[int, dict[str, Any]]:
+    """Of each batch size and loss the runs at its better learning rate, and the difference."""
+    found: dict[int, dict[str, Any]] = {}
+    for batch in sorted({row.trial.settings["batch_size"] for row in trials.rows}):
+        best = {}
+        for loss in LOSSES:
+            rows = trials.where(batch_size=batch, loss__name=loss, loss__mask_duplicates=True)
+            rates: dict[float, list[Row]] = {}
+            for row in rows:
+                rates.setdefault(row.trial.settings["optimizer.learning_rate"], []).append(row)
+            rate = max(rates, key=lambda r: np.mean([row.results[metric] for row in rates[r]]))
+            best[loss] = sorted(rates[rate], key=lambda row: row.trial.settings["seed"])
+        values = {loss: [row.results[metric] for row in rows] for loss, rows in best.items()}
+        found[batch] = {
+            "rows": best,
+            "values": {loss: mean(values[loss]) for loss in LOSSES},
+            "difference": _difference(trials, best, values, metric),
+        }
+    return found
+
+
+def _difference(
+    trials: Trials, best: dict[str, list[Row]], values: dict[str, list[float]], metric: str
+) -> Mean:
+    """Sigmoid − softmax: over seeds, or with one seed over the queries that both answered."""
+    if len(values["clip"]) > 1:
+        return difference(values["clip"], values["siglip"])
+    each = [trials.evaluation(best[loss][0]).each[metric].astype(np.float64) for loss in LOSSES]
+    return Mean(*bootstrap.difference(*each), 1)
+
+
+def _table(kind: str, trials: Trials, sizes: dict[int, dict[str, Any]]) -> Table:
+    def rate(row: Row) -> float:
+        return row.trial.settings["optimizer.learning_rate"]
+
+    rows = []
+    for batch, one in sizes.items():
+        chosen = [one["rows"][loss][0] for loss in LOSSES]
+        rows.append(
+            (
+                batch,
+                chosen[0].trial.recipe.total_steps,
+                chosen[0].trial.recipe.train.microbatches,
+                *(str(one["values"][loss]) for loss in LOSSES),
+                str(one["difference"]),
+                *(rate(row) for row in chosen),
+            )
+        )
+    seeds = len({row.trial.settings.get("seed") for row in trials.rows})
+    over = "seeds" if seeds > 1 else "queries (one seed)"
+    head = ("batch", "steps", "microbatches", "softmax", "sigmoid", "sigmoid − softmax",
+            "rate, softmax", "rate, sigmoid")  # fmt: skip
+    caption = f"{KINDS[kind]}, {METRICS[kind]}; intervals over {over}; {seeds} seed(s)."
+    return Table(kind, caption, head, tuple(rows))
+
+
+def _masks(trials: Trials, metric: str) -> Table:
+    """The largest batch with and without its duplicates masked, at the same rate."""
+    rows = []
+    for loss in LOSSES:
+        without = trials.where(loss__name=loss, loss__mask_duplicates=False)
+        for_same = {
+            key: without[0].trial.settings[key] for key in ("batch_size", "optimizer.learning_rate")
+        }
+        masked = [
+            row
+            for row in trials.where(loss__name=loss, loss__mask_duplicates=True)
+            if all(row.trial.settings[key] == value for key, value in for_same.items())
+        ]
+        values = [[row.results[metric] for row in part] for part in (without, masked)]
+        name = {"clip": "softmax", "siglip": "sigmoid"}[loss]
+        gain = str(difference(*values))
+        rows.append((name, *(str(mean(part)) for part in values), gain))
+    caption = "Emoji, largest batch: drawings of the same emoji as negatives, or left out."
+    head = ("loss", "as negatives", "left out", "difference")
+    return Table("duplicates", caption, head, tuple(rows))
+
+
+def _plot(kind: str, sizes: dict[int, dict[str, Any]]) -> Plot:
+    lines = []
+    for loss, name in zip(LOSSES, ("softmax", "sigmoid"), strict=True):
+        columns = zip(*(one["values"][loss][:3] for one in sizes.values()), strict=True)
+        y, low, high = (tuple(column) for column in columns)
+        lines.append(Line(name, tuple(map(float, sizes)), y, low, high))
+    return Plot(
+        kind, f"recall@1, {KINDS[kind]}", "batch size", "recall@1", tuple(lines), x_log=True
+    )
+
+
+def crossing(batches: Sequence[int], differences: Sequence[float]) -> float | None:
+    """The batch size at which softmax overtakes sigmoid, between two that were measured (linear
+    in the logarithm); None where sigmoid is not ahead first and behind afterwards."""
+    pairs = list(zip(map(math.log, batches), differences, strict=True))
+    for (x, before), (y, after) in itertools.pairwise(pairs):
+        if before > 0 >= after:
+            return math.exp(x + (y - x) * before / (before - after))
+    return None
+
+
+def _check(kind: str, sizes: dict[int, dict[str, Any]]) -> Check:
+    found = [one["difference"] for one in sizes.values()]
+    cross = crossing(list(sizes), [d.value for d in found])
+    sure = {b: d.sure for b, d in zip(sizes, found, strict=True)}
+    ahead = [f"{b:,}" for b, sign in sure.items() if sign > 0]
+    behind = [f"{b:,}" for b, sign in sure.items() if sign < 0]
+    where = "no crossing from above" if cross is None else f"they cross near {cross:,.0f}"
+    at = {"ahead": ", ".join(ahead) or "none", "behind": ", ".join(behind) or "none"}
+    said = f"{where}; sigmoid surely ahead at {at['ahead']}, behind at {at['behind']}"
+    return Check(
+        f"Sigmoid is ahead at small batches ({KINDS[kind]}).",
+        "the smallest batch: difference surely > 0",
+        said,
+        next(iter(sure.values())) > 0,
+        "finding",
+    )
+
+
+def _cost() -> Table:
+    """Forward and backward of the losses alone, one device; the two take turns."""
+    rows = []
+    for batch in COST:
+        rng = np.random.default_rng(0)
+        x, y = (
+            jnp.asarray(normalize(rng.standard_normal((batch, DIM), np.float32))) for _ in range(2)
+        )
+        forms: dict[str, Callable[[Any, Any], Any]] = {
+            "clip": lambda x, y: clip_loss(x, y, jnp.float32(14)),
+            "siglip": lambda x, y: sigmoid_loss(x, y, jnp.float32(10), jnp.float32(-10)),
+        }
+        steps = {name: jax.jit(jax.grad(loss, (0, 1))) for name, loss in forms.items()}
+        times: dict[str, list[float]] = {name: [] for name in LOSSES}
+        for _ in range(8):
+            for name, step in steps.items():
+                start = time.perf_counter()
+                jax.block_until_ready(step(x, y))
+                times[name].append(1000 * (time.perf_counter() - start))
+        soft, sigmoid = (statistics.median(times[name][1:]) for name in LOSSES)
+        rows.append((batch, soft, sigmoid, sigmoid / soft))
+    caption = f"Milliseconds of the loss alone, forward and backward, {DIM} dimensions, one device."
+    return Table("cost", caption, ("batch", "softmax", "sigmoid", "sigmoid / softmax"), tuple(rows))

@@ -1,0 +1,185 @@
+"""Intervals, tables, checks, plots and pages of experiments; the sweeps of those that train."""
+
+import math
+import pathlib
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from contrastive.sweeps.description import load_sweep
+from contrastive.sweeps.folder import make_trials
+from experiments.common import plots, seeds
+from experiments.common.outcome import (
+    Check,
+    Line,
+    Outcome,
+    Plot,
+    Table,
+    curve,
+    load,
+    number,
+    save,
+    shown,
+)
+from experiments.common.page import publish, report, write_page
+from experiments.sigmoid_vs_softmax.experiment import crossing
+from experiments.temperature.measures import hardest_share, tolerance
+
+ROOT = pathlib.Path(__file__).parents[2]
+MADE = {"date": "2026-01-02", "machine": "a machine, 2 cores", "versions": "jax 0.12"}
+
+
+@pytest.fixture
+def outcome():
+    return Outcome(
+        name="demo",
+        title="A title & more",
+        question="Why?",
+        published="elsewhere <b>",
+        tables=(Table("numbers", "Some | numbers.", ("a", "b|c"), ((1, 0.5), (2, None))),),
+        plots=(Plot("shape", "A shape", "x", "y", (Line("one", (1.0, 2.0), (3.0, 4.0)),)),),
+        checks=(
+            number("It is a half.", 0.5, 0.5004, 0.001),
+            Check("It rises.", "> 0", "−1", False),
+            Check("Perhaps.", "> 0", "−1", False, "finding"),
+        ),
+        seconds=90.0,
+        made=MADE,
+    )
+
+
+def test_intervals_over_seeds_are_students():
+    found = seeds.mean([0.1, 0.2, 0.4])
+    low, high = stats.t.interval(0.95, 2, loc=0.7 / 3, scale=stats.sem([0.1, 0.2, 0.4]))
+    np.testing.assert_allclose(found[:3], (0.7 / 3, low, high))
+    assert found.sure == 0
+    assert seeds.difference([0.1, 0.2, 0.3], [0.2, 0.31, 0.4]).sure == 1
+    one = seeds.mean([0.3])
+    assert one.value == 0.3
+    assert math.isnan(one.low)
+    assert one.sure == 0
+    assert str(one) == "0.3"
+
+
+def test_numbers_are_met_to_their_digits():
+    assert number("x", 0.5, 0.5009, 0.001).met
+    assert not number("x", 0.5, 0.5011, 0.001).met
+    assert not number("x", 0.5, math.nan, 0.001).met
+
+
+def test_what_is_missed_is_what_had_to_be_there(outcome):
+    assert [check.what for check in outcome.missed] == ["It rises."]
+    assert [check.verdict for check in outcome.checks] == ["as expected", "MISSED", "not seen"]
+
+
+def test_an_outcome_is_read_back_whole(outcome, tmp_path):
+    assert load(tmp_path) is None
+    save(outcome, tmp_path)
+    assert load(tmp_path) == outcome
+
+
+def test_tables_as_files(outcome, tmp_path):
+    (table,) = outcome.tables
+    table.write(tmp_path)
+    assert (tmp_path / "numbers.csv").read_text() == '"a","b|c"\n1,0.5\n2,\n'
+    assert "| a | b\\|c |\n| --- | --- |\n| 1 | 0.5 |" in (tmp_path / "numbers.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "cell, text",
+    [
+        (1234567, "1,234,567"),
+        (-0.012345, "−0.01235"),
+        (12345.6, "12,346"),
+        (None, ""),
+        (True, "yes"),
+    ],
+)
+def test_cells(cell, text):
+    assert shown(cell) == text
+
+
+def test_plots_are_the_same_bytes_for_the_same_numbers():
+    line = curve("one", [(1, 0.5), (10, 2.0)])
+    plot = Plot("p", "A & B", "x", "y", (line, line), x_log=True, references=(("here", 1.0),))
+    drawn = plots.svg(plot)
+    assert drawn == plots.svg(plot)
+    assert drawn.lstrip().startswith("<?xml")
+    assert len(drawn) < 60_000
+
+
+def test_a_page_needs_nothing_but_itself(outcome, tmp_path):
+    text = write_page(tmp_path / "index.html", [outcome, outcome]).read_text()
+    assert "data:image/svg+xml;base64," in text
+    assert "http" not in text.replace("http://www.w3.org", "")
+    assert "A title &amp; more" in text
+    assert "elsewhere &lt;b&gt;" in text
+    assert '<td class="missed">MISSED</td>' in text
+    assert "2026-01-02" in text
+
+
+def test_results_are_published_with_date_and_machine(outcome, tmp_path):
+    source = tmp_path / "runs" / "demo"
+    source.mkdir(parents=True)
+    outcome.tables[0].write(source)
+    plots.write(outcome.plots[0], source)
+    publish([outcome], tmp_path / "runs", tmp_path / "docs")
+    page = (tmp_path / "docs" / "README.md").read_text()
+    assert "a machine, 2 cores" in page
+    assert "[A title & more](demo/README.md) | short | 1 of 3 | It rises, Perhaps | 1.5 |" in page
+    assert (tmp_path / "docs" / "demo" / "numbers.csv").is_file()
+    assert "![A shape](shape.svg)" in report(outcome)
+    assert (tmp_path / "docs" / "demo" / "shape.svg").is_file()
+
+
+def test_where_two_curves_cross():
+    assert crossing([32, 128, 512], [0.1, 0.05, -0.05]) == pytest.approx(256)
+    assert crossing([32, 128], [0.1, 0.05]) is None
+    assert crossing([32, 128], [-0.1, 0.05]) is None
+
+
+def test_tolerance_of_variants():
+    from contrastive.data.emoji import load_concepts
+
+    bases = [concept.base for concept in load_concepts()]
+    first = next(i for i, base in enumerate(bases) if bases.count(base) == 2)
+    other = bases.index(bases[first], first + 1)
+    ids = np.array([first, other, 0])
+    rows = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], np.float32)
+    assert tolerance(rows, ids) == pytest.approx(1.0)
+
+
+def test_weight_on_the_hardest():
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((200, 8)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    for bias in (None, -10.0):
+        low, high = (hardest_share(rows, rows, scale, bias) for scale in (1.0, 50.0))
+        assert 0.01 < low < 0.05
+        assert high > 0.4
+
+
+@pytest.mark.parametrize(
+    "spec, count",
+    [
+        ("temperature/sweep.py:short", 9),
+        ("temperature/sweep.py:full", 45),
+        ("temperature/sweep.py:pod", 45),
+        ("sigmoid_vs_softmax/sweep.py:emoji-short", 14),
+        ("sigmoid_vs_softmax/sweep.py:texts-short", 12),
+        ("sigmoid_vs_softmax/sweep.py:emoji-full", 66),
+        ("sigmoid_vs_softmax/sweep.py:texts-full", 60),
+        ("sigmoid_vs_softmax/sweep.py:pod", 60),
+    ],
+)
+def test_the_sweeps_resolve_at_every_scale(spec, count, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    trials = make_trials(load_sweep(f"experiments/{spec}"))
+    assert len(trials) == count
+    assert len({trial.name for trial in trials}) == count
+    if "sigmoid" in spec:
+        seen = {t.recipe.batch_size * t.recipe.total_steps for t in trials}
+        assert max(seen) / min(seen) < 1.01  # equal examples
+    if spec.endswith("softmax/sweep.py:pod"):
+        assert {t.recipe.batch_size for t in trials} >= {512, 1_048_576}
