@@ -7,8 +7,9 @@ copy and the lists are a part of the training state: a checkpoint holds both, so
 the batches of one that never stopped. Until the first lists a batch has the negatives that came
 with the data, if any.
 
-With one process the ranking runs in a thread beside training; several processes rank together when
-the lists are due, so that all of them issue the same programs in the same order.
+With one process the ranking runs in a thread beside training, on one device: programs that span
+devices must not be started from two threads. Several processes rank together when the lists are
+due, all of them the same programs in the same order.
 """
 
 import concurrent.futures
@@ -204,13 +205,15 @@ class Miner:
 
     def _rank_beside(self, parameters: Any) -> None:
         if self._thread is not None:
-            own = _copy(parameters)  # those of the state are given away at the next step
+            # Those of the state are given away at the next step.
+            own = jax.device_put(jax.device_get(parameters), self._devices[0])
             self._waiting = self._thread.submit(self._rank, own)
 
     def _rank(self, parameters: Any) -> Lists:
         config, corpus = self._config, self._batches.corpus
         towers = nnx.merge(self._graphdef, parameters)
-        model = Model(self._recipe, towers, self._tokenizer, self._devices, progress=self._alive)
+        devices = self._devices if self._thread is None else self._devices[:1]
+        model = Model(self._recipe, towers, self._tokenizer, devices, progress=self._alive)
         scores = mining.cosine(
             model.encode_text(corpus.queries), model.encode_text(corpus.passages, role="passage")
         )
