@@ -171,9 +171,9 @@ def test_labelled_pairs_are_learned_and_told(texts, tmp_path):
     for joined in ("false", "true"):
         run(texts, tmp_path / joined, f"data.joined={joined}", *long)
         found = results(tmp_path / joined)
-        assert found["validation/classification/accuracy"] > 0.9
-        assert found["validation/classification/accuracy_chance"] == 0.5
-        assert "validation/classification/accuracy_random_init" in found
+        assert found["train/classification/accuracy"] > 0.9
+        assert found["train/classification/accuracy_chance"] == 0.5
+        assert "train/classification/accuracy_random_init" in found
         model = load(tmp_path / joined)
         said = model.judge(["w3 so", "w3 so"], ["w1 is", "w1 not"])
         assert said.argmax(axis=1).tolist() == [0, 1]
