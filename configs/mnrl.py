@@ -84,6 +84,6 @@ def _go_on_from_minilm(config: ConfigDict) -> None:
     config.init_from = "data/minilm"  # its tokenizer comes with it
     config.batch_size = 128
     config.total_steps = 300
-    config.model.embedding_dim = 384
     text = {"kind": "encoder", "width": 384, "depth": 6, "heads": 12, "length": 512}
-    config.model.text = ConfigDict(text | {"projection": "none", "dropout": 0.1})
+    text |= {"projection": "none", "dropout": 0.1}
+    config.model = ConfigDict({"embedding_dim": 384, "text": text})

@@ -119,7 +119,8 @@ class _Compressed:
     """A model whose rows have gone through a file of compressed ones."""
 
     def __init__(self, rows: _Rows, precision: Precision, dim: int | None) -> None:
-        self._rows, self._precision, self._dim = rows, precision, dim
+        self._rows, self._dim = rows, dim
+        self._precision: Precision = precision
         self.scale = rows.model.scale
         self.row_bytes = 0
 

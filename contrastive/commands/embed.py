@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -106,9 +107,10 @@ def _check_writable(target: pathlib.Path) -> None:
 def _write(target: pathlib.Path, found: Encoded, rows: Compressed) -> None:
     try:
         with whole_file(target) as path, open(path, "wb") as file:
+            lists: dict[str, Any] = dict(rows.arrays())
             np.savez(
                 file,
-                **rows.arrays(),
+                **lists,
                 names=np.array(found.names, np.str_),
                 skipped=np.array([name for name, _ in found.skipped], np.str_),
             )

@@ -158,13 +158,16 @@ def _text_set(name: str, source: Source, data: DataConfig) -> TextSet | None:
         judged = judged_pairs(name, found, data.fields.labels)
     if data.joined or data.fields.labels:
         return judged
-    sides = []
-    for texts in (found.queries, found.captions):
-        once: dict[tuple[int, str], str] = {}
+
+    def once(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
+        different: dict[tuple[int, str], str] = {}
         for identity, text in zip(found.ids.tolist(), texts, strict=True):
-            once.setdefault((identity, canonical(text)), text)
-        sides += [list(once.values()), np.array([identity for identity, _ in once], np.int32)]
-    return TextPairs(name, *sides, judged if isinstance(judged, RankedPassages) else None)
+            different.setdefault((identity, canonical(text)), text)
+        ids = np.array([identity for identity, _ in different], np.int32)
+        return list(different.values()), ids
+
+    triplets = judged if isinstance(judged, RankedPassages) else None
+    return TextPairs(name, *once(found.queries), *once(found.captions), triplets)
 
 
 def _two_artists(data: DataConfig, most: int) -> Iterable[ViewPairs]:

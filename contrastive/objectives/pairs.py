@@ -82,8 +82,9 @@ def make_objective(
             if config.matryoshka:
                 metrics["loss/whole"] = value
             for dim, weight in config.prefixes():
-                shorter = (_prefix(rows, dim) for rows in (first, second, rest))
-                metrics[f"loss/{dim}"], _ = _of_pairs(loss, pairs, *shorter)
+                shorter = _prefix(first, dim), _prefix(second, dim)
+                others = None if rest is None else _prefix(rest, dim)
+                metrics[f"loss/{dim}"], _ = _of_pairs(loss, pairs, *shorter, others)
                 value = value + weight * metrics[f"loss/{dim}"]
         if stats is not None:
             metrics |= {"scale": loss.scale, "temperature": 1 / loss.scale}
@@ -102,9 +103,9 @@ def _of_pairs(loss: "_Loss", pairs: Pairs, first: Rows, second: Rows, rest: Arra
     return _with_crops(value, functools.partial(_two_ways, loss, first, second), rest), stats
 
 
-def _prefix(rows: Array | None, dim: int) -> Array | None:
+def _prefix(rows: Array, dim: int) -> Array:
     """The first entries of rows, brought to unit length."""
-    return None if rows is None else normalize(rows[..., :dim])
+    return normalize(rows[..., :dim])
 
 
 def _with_crops(value: Array, crop: Callable[[Rows], Array], rest: Array | None) -> Array:
