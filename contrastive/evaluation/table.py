@@ -147,7 +147,8 @@ def task_rows(results: Mapping[str, Any]) -> list[TaskRow]:
                 if name == wanted or (wanted.endswith("@") and name.startswith(wanted))
             ]
             if names:
-                count = next((int(found[name] or 0) for name in _COUNTS if name in found), 0)
+                counts = {name.partition("@")[0]: value or 0 for name, value in found.items()}
+                count = next((int(counts[name]) for name in _COUNTS if name in counts), 0)
                 numbers = {name: found[name] for name in names}
                 rows.append(TaskRow(group, task, count, numbers))
     return rows

@@ -219,6 +219,8 @@ def test_the_table_is_shown_whatever_a_file_says():
     })  # fmt: skip
     assert "[b]" in text
     assert "top1_low undefined" in text
+    text = format_table({"set/few_shot/top1@5": 0.5, "set/few_shot/images@5": 1200.0})
+    assert "1,200" in text
 
 
 def test_numbers_are_printed_with_three_digits():
