@@ -20,7 +20,7 @@ from contrastive.processes import LOST, Processes
 from contrastive.sweeps.description import load_sweep
 from contrastive.sweeps.folder import TOLD, State, SweepFolder, Trial, begin, make_trials
 from contrastive.sweeps.launchers import LaunchSettings, find_launcher
-from contrastive.sweeps.results import best, cells, read_rows, said_of_best, write_results
+from contrastive.sweeps.results import best, brief, read_rows, said_of_best, write_results
 from contrastive.training.supervisor import USER_ERROR
 
 
@@ -99,7 +99,7 @@ def status(output: pathlib.Path, *, console: Console | None = None) -> int:
     console = _console() if console is None else console
     folder = SweepFolder(output)
     summary, rows = folder.summary(), read_rows(folder)
-    head, lines = cells(rows, summary["metric"])
+    head, lines = brief(rows, summary["metric"])
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in head:
         table.add_column(name, overflow="fold")

@@ -15,7 +15,7 @@ _SHOWN = (
     "alignment", "uniformity", "effective_rank", "modality_gap", "information_bound",
 )  # fmt: skip
 _NOT_SHOWN = (
-    "_chance", "_majority", "_random_init", "_raw_pixels", "_threshold", "_low", "_high",
+    "_chance", "_majority", "_random_init", "_raw_pixels", "_tf_idf", "_threshold", "_low", "_high",
     "_deviation",
 )  # fmt: skip
 

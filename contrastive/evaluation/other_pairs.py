@@ -23,7 +23,7 @@ from contrastive.data.splits import content_ids
 from contrastive.data.unchecked import Fetched
 from contrastive.errors import DataError, NoSuchSplit
 from contrastive.evaluation import shape
-from contrastive.evaluation.baselines import raw_pixel_scores
+from contrastive.evaluation.baselines import raw_pixel_scores, tf_idf_scores
 from contrastive.evaluation.judged import (
     LabelledPairs,
     RankedPassages,
@@ -69,8 +69,15 @@ class TextPairs:
         )
 
     def baseline(self) -> Measured:
-        """Nothing: pixels say nothing about texts."""
-        return Measured()
+        """Retrieval by the words that two texts have in common."""
+        results, scores = Measured(), tf_idf_scores(self.queries, self.positives)
+        ids = self.query_ids, self.positive_ids
+        for task, matrix, own, other in (
+            ("query_to_positive", scores, *ids),
+            ("positive_to_query", scores.T, *ids[::-1]),
+        ):
+            results.add(summarise(rank_scores(matrix, own, other), own, other), task)
+        return results
 
     def contents(self) -> list[str]:
         """What the set consists of, to tell it from others."""
@@ -82,9 +89,9 @@ class ViewPairs:
     """Pictures to look for, and those among which; equal ids show the same."""
 
     name: str
-    queries: UInt8[np.ndarray, "queries size size 3"]
+    queries: UInt8[np.ndarray, "queries ..."]
     query_ids: Int32[np.ndarray, " queries"]
-    gallery: UInt8[np.ndarray, "gallery size size 3"]
+    gallery: UInt8[np.ndarray, "gallery ..."]
     gallery_ids: Int32[np.ndarray, " gallery"]
 
     def measure(self, model: Any, compare: Compare) -> Measured:
@@ -151,13 +158,16 @@ def _text_set(name: str, source: Source, data: DataConfig) -> TextSet | None:
         judged = judged_pairs(name, found, data.fields.labels)
     if data.joined or data.fields.labels:
         return judged
-    sides = []
-    for texts in (found.queries, found.captions):
-        once: dict[tuple[int, str], str] = {}
+
+    def once(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
+        different: dict[tuple[int, str], str] = {}
         for identity, text in zip(found.ids.tolist(), texts, strict=True):
-            once.setdefault((identity, canonical(text)), text)
-        sides += [list(once.values()), np.array([identity for identity, _ in once], np.int32)]
-    return TextPairs(name, *sides, judged if isinstance(judged, RankedPassages) else None)
+            different.setdefault((identity, canonical(text)), text)
+        ids = np.array([identity for identity, _ in different], np.int32)
+        return list(different.values()), ids
+
+    triplets = judged if isinstance(judged, RankedPassages) else None
+    return TextPairs(name, *once(found.queries), *once(found.captions), triplets)
 
 
 def _two_artists(data: DataConfig, most: int) -> Iterable[ViewPairs]:

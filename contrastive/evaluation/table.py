@@ -59,6 +59,7 @@ _GEOMETRY = {
     "information_bound": "information",
     "information_ceiling": "at most",
 }
+OF_TEXTS = ("query_to_positive", "positive_to_query")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +75,7 @@ class TableRow:
     tenth: float | None
     median_rank: float | None
     chance: float | None  # of ``first``, like the two below
-    raw_pixels: float | None
+    unlearned: float | None  # by raw pixels, or of texts by common words (TF-IDF)
     random_init: float | None
 
 
@@ -196,6 +197,8 @@ def table_rows(results: Mapping[str, Any]) -> list[TableRow]:
             if prefix + first not in results:
                 continue
 
+            texts = task in OF_TEXTS
+
             def get(metric: str, prefix: str = prefix) -> float | None:
                 return results.get(prefix + metric)
 
@@ -210,7 +213,7 @@ def table_rows(results: Mapping[str, Any]) -> list[TableRow]:
                     tenth=get("recall@10"),
                     median_rank=get("median_rank"),
                     chance=get(f"{first}_chance"),
-                    raw_pixels=get(f"{first}_raw_pixels"),
+                    unlearned=get(f"{first}_tf_idf" if texts else f"{first}_raw_pixels"),
                     random_init=get(f"{first}_random_init"),
                 )
             )
@@ -231,7 +234,8 @@ def format_table(results: Mapping[str, Any], *, width: int = 100) -> str:
         console.print(
             "R@k: share of queries with a right answer among the first k (zero-shot: top-k)."
         )
-        console.print("chance, pixels (nearest training picture) and untrained are for R@1.")
+        unlearned = _unlearned(rows)
+        console.print(f"chance, {unlearned} ({_MEANS[unlearned]}) and untrained are for R@1.")
     if tasks:
         console.print(_task_table(tasks))
     if geometry := geometry_rows(results):
@@ -250,6 +254,14 @@ def format_table(results: Mapping[str, Any], *, width: int = 100) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
+_MEANS = {"pixels": "nearest training picture", "words": "TF-IDF"}
+
+
+def _unlearned(rows: Sequence[TableRow]) -> str:
+    """What the column of the baseline without learning is called."""
+    return "words" if any(row.task in OF_TEXTS for row in rows) else "pixels"
+
+
 def _ranking_table(rows: Sequence[TableRow]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("", no_wrap=True)
@@ -262,7 +274,7 @@ def _ranking_table(rows: Sequence[TableRow]) -> Table:
         "R@10",
         "median",
         "chance",
-        "pixels",
+        _unlearned(rows),
         "untrained",
     ):
         table.add_column(name, justify="right")
@@ -273,7 +285,7 @@ def _ranking_table(rows: Sequence[TableRow]) -> Table:
             table.add_section()
         before = row.group
         shares = (row.first, row.fifth, row.tenth)
-        baselines = (row.chance, row.raw_pixels, row.random_init)
+        baselines = (row.chance, row.unlearned, row.random_init)
         median = "" if row.median_rank is None else f"{row.median_rank:g}"
         table.add_row(
             Text(title, "bold"),

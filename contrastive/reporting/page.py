@@ -21,6 +21,7 @@ import numpy as np
 from contrastive.errors import UserError
 from contrastive.evaluation.shape import BINS
 from contrastive.evaluation.table import (
+    OF_TEXTS,
     TITLES,
     TableRow,
     beside_untrained,
@@ -217,7 +218,10 @@ def headlines(rows: Sequence[TableRow]) -> list[Headline]:
             *[
                 Bar(label, value, "baseline")
                 for label, value in (
-                    ("nearest pixels", row.raw_pixels),
+                    (
+                        "words in common" if row.task in OF_TEXTS else "nearest pixels",
+                        row.unlearned,
+                    ),
                     ("untrained", row.random_init),
                     ("chance", row.chance),
                 )

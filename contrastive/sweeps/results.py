@@ -68,15 +68,10 @@ def write_results(folder: SweepFolder, rows: Sequence[Row]) -> list[pathlib.Path
     """Writes ``results.csv`` and ``results.parquet`` (every number) and ``results.md`` (settings,
     the metric and the loss), and returns their paths."""
     summary = folder.summary()
-    table = _table(rows)
-    paths = [folder.path / f"results.{kind}" for kind in ("csv", "parquet", "md")]
-    with whole_file(paths[0]) as path:
-        pyarrow.csv.write_csv(table, path)
-    with whole_file(paths[1]) as path:
-        pyarrow.parquet.write_table(table, path)
-    with whole_file(paths[2]) as path:
+    page = folder.path / "results.md"
+    with whole_file(page) as path:
         path.write_text(_page(summary, rows), encoding="utf-8")
-    return paths
+    return [*write_table(_table(rows), folder.path / "results"), page]
 
 
 def _table(rows: Sequence[Row]) -> pa.Table:
@@ -88,18 +83,30 @@ def _table(rows: Sequence[Row]) -> pa.Table:
         "seconds": [row.state.seconds for row in rows],
     }
     for key in dict.fromkeys(key for row in rows for key in row.trial.settings):
-        columns[key] = _alike([row.trial.settings.get(key) for row in rows])
+        columns[key] = [row.trial.settings.get(key) for row in rows]
     for key in sorted({key for row in rows for key in row.results}):
         columns[key] = [row.results.get(key) for row in rows]
-    return pa.table(columns)
+    return pa.table({name: column(values) for name, values in columns.items()})
 
 
-def _alike(values: list[Any]) -> list[Any]:
-    """A column has one type: of mixed ones, and of groups, the text."""
+def column(values: Sequence[Any]) -> pa.Array:
+    """A column of a table, which has one type: numbers, or the text of what is mixed or a group."""
     kinds = {type(value) for value in values if value is not None}
-    if len(kinds) < 2 and kinds <= {int, float, bool, str}:
-        return values
-    return [None if value is None else str(value) for value in values]
+    if kinds and kinds <= {int, float}:
+        return pa.array([float(v) if isinstance(v, int) and float in kinds else v for v in values])
+    if kinds == {bool}:
+        return pa.array(values)
+    return pa.array([None if value is None else str(value) for value in values], pa.string())
+
+
+def write_table(table: pa.Table, stem: pathlib.Path) -> list[pathlib.Path]:
+    """Writes ``STEM.csv`` and ``STEM.parquet`` and returns their paths."""
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in ("csv", "parquet")]
+    with whole_file(paths[0]) as path:
+        pyarrow.csv.write_csv(table, path)
+    with whole_file(paths[1]) as path:
+        pyarrow.parquet.write_table(table, path)
+    return paths
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -110,22 +117,57 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def cells(rows: Sequence[Row], metric: str) -> tuple[list[str], list[list[str]]]:
-    """Head and lines of the table that people read."""
-    keys = list(dict.fromkeys(key for row in rows for key in row.trial.settings))
-    numbers = list(dict.fromkeys([metric, "train/loss"]))
-    head = ["trial", *keys, "status", "attempts", "seconds", *numbers]
+    """Head and lines of the table that people read: settings that differ, and the metric."""
+    keys = _differing(rows)
+    head = ["trial", *keys, *_RESULTS, *_numbers(metric)]
     lines = [
         [
             str(row.trial.index),
             *(_shown(row.trial.settings.get(key)) for key in keys),
-            row.state.status + (f": {row.state.reason}" if row.state.reason else ""),
-            str(row.state.attempts),
-            f"{row.state.seconds:.0f}",
-            *(_shown(row.results.get(name)) for name in numbers),
+            *_result(row, metric),
         ]
         for row in rows
     ]
     return head, lines
+
+
+def brief(rows: Sequence[Row], metric: str) -> tuple[list[str], list[list[str]]]:
+    """The same for a terminal, which is narrow: settings in one cell, the last words of keys."""
+    keys = _differing(rows)
+    head = ["trial", "settings", *_RESULTS, *(_last(name) for name in _numbers(metric))]
+    lines = []
+    for row in rows:
+        settings = row.trial.settings
+        words = [f"{_last(key, '.')}={_shown(settings[key])}" for key in keys if key in settings]
+        lines.append([str(row.trial.index), " ".join(words), *_result(row, metric)])
+    return head, lines
+
+
+_RESULTS = ("status", "attempts", "seconds")
+
+
+def _differing(rows: Sequence[Row]) -> list[str]:
+    """Keys of the settings that are not the same in all trials."""
+    keys = dict.fromkeys(key for row in rows for key in row.trial.settings)
+    return [key for key in keys if len({str(row.trial.settings.get(key)) for row in rows}) > 1]
+
+
+def _numbers(metric: str) -> list[str]:
+    return list(dict.fromkeys([metric, "train/loss"]))
+
+
+def _last(name: str, separator: str = "/") -> str:
+    return name.rpartition(separator)[2]
+
+
+def _result(row: Row, metric: str) -> list[str]:
+    state = row.state
+    return [
+        state.status + (f": {state.reason}" if state.reason else ""),
+        str(state.attempts),
+        f"{state.seconds:.0f}",
+        *(_shown(row.results.get(name)) for name in _numbers(metric)),
+    ]
 
 
 def _shown(value: Any) -> str:

@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet
 
-from contrastive.sweeps.results import markdown
+from contrastive.sweeps.results import column, markdown, write_table
 from contrastive.whole import whole_file
 
 Cell: TypeAlias = str | int | float | bool | None
@@ -39,23 +37,11 @@ class Table:
 
     def write(self, folder: pathlib.Path) -> None:
         """``NAME.csv``, ``NAME.parquet`` and ``NAME.md``."""
-        columns = [list(column) for column in zip(*self.rows, strict=True)]
-        table = pa.table(
-            {name: _alike(values) for name, values in zip(self.head, columns, strict=True)}
-        )
-        with whole_file(folder / f"{self.name}.csv") as path:
-            pyarrow.csv.write_csv(table, path)
-        with whole_file(folder / f"{self.name}.parquet") as path:
-            pyarrow.parquet.write_table(table, path)
+        columns = zip(*self.rows, strict=True)
+        table = {name: column(values) for name, values in zip(self.head, columns, strict=True)}
+        write_table(pa.table(table), folder / self.name)
         with whole_file(folder / f"{self.name}.md") as path:
             path.write_text(self.markdown(), encoding="utf-8")
-
-
-def _alike(values: list[Cell]) -> list[Any]:
-    kinds = {type(value) for value in values if value is not None}
-    if kinds <= {int, float} or len(kinds) < 2:
-        return [float(v) if isinstance(v, int) and float in kinds else v for v in values]
-    return [None if value is None else str(value) for value in values]
 
 
 def shown(value: Cell) -> str:

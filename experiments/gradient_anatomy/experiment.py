@@ -33,11 +33,16 @@ def hand_checks() -> list[Check]:
     """F1: losses and gradients, by the library's autodiff."""
     q, p = (jnp.asarray(x) for x in hand_rows())
     scale = jnp.float32(1 / TAU)
-    one_way = lambda q, p: info_nce(q, p, scale)  # noqa: E731
+
+    def one_way(q: jax.Array, p: jax.Array) -> jax.Array:
+        return jnp.asarray(info_nce(q, p, scale))
+
+    def two_way(log_scale: jax.Array) -> jax.Array:
+        return jnp.asarray(clip_loss(q, p, jnp.exp(log_scale)))
+
     rows, slope = jax.value_and_grad(lambda q: one_way(q, p))(q)
     columns = one_way(p, q)
-    both = clip_loss(q, p, scale)
-    slope_of_scale = jax.grad(lambda a: clip_loss(q, p, jnp.exp(a)))(jnp.log(scale))
+    both, slope_of_scale = jax.value_and_grad(two_way)(jnp.log(scale))
     # dQ = G P with G = (A − I)/(B tau): solved for A − I, since the keys are independent.
     residual = np.linalg.lstsq(np.asarray(p).T, np.asarray(slope).T, rcond=None)[0].T * 2 * TAU
     return [

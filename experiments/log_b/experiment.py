@@ -2,6 +2,7 @@
 
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -22,7 +23,9 @@ def unit_rows(rows: int, seed: int) -> np.ndarray:
 
 def loss(queries: np.ndarray, keys: np.ndarray, tau: float) -> float:
     """InfoNCE, one way."""
-    return float(info_nce(jnp.asarray(queries), jnp.asarray(keys), jnp.float32(1 / tau)))
+    found = info_nce(jnp.asarray(queries), jnp.asarray(keys), jnp.float32(1 / tau))
+    assert isinstance(found, jax.Array)
+    return float(found)
 
 
 def simplex(count: int) -> np.ndarray:

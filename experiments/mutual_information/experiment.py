@@ -5,7 +5,6 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike as Array
 
 from contrastive.geometry import mutual_information_bound
 from contrastive.reference import nce_mi_estimate
@@ -25,7 +24,9 @@ def information(dims: int) -> float:
     return -dims / 2 * math.log(1 - RHO**2)
 
 
-def rows(dims: int, shape: tuple[int, int], rng: np.random.Generator) -> tuple[Array, Array]:
+def rows(
+    dims: int, shape: tuple[int, int], rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
     """Contexts y and candidates x as rows whose inner product is the optimal critic
     ``log p(x|y) − log p(x)`` but for what depends on y alone, which a softmax over x ignores."""
     x = rng.standard_normal((*shape, dims))
@@ -38,10 +39,11 @@ def rows(dims: int, shape: tuple[int, int], rng: np.random.Generator) -> tuple[A
 
 
 @jax.jit
-def bounds(contexts: Array, candidates: Array) -> Array:
+def bounds(contexts: jax.Array, candidates: jax.Array) -> jax.Array:
     """The library's bound of every batch."""
     return jax.lax.map(
-        lambda both: mutual_information_bound(*both, jnp.float32(1)), (contexts, candidates)
+        lambda both: mutual_information_bound(both[0], both[1], jnp.float32(1)),
+        (contexts, candidates),
     )
 
 
@@ -49,7 +51,7 @@ def measure(dims: int, count: int, seed: int) -> tuple[float, float]:
     """The mean bound with ``count`` candidates, and how far the float64 reference is from it."""
     rng = np.random.default_rng((seed, dims, count))
     contexts, candidates = rows(dims, (CONTEXTS // count, count), rng)
-    found = np.asarray(bounds(contexts, candidates))
+    found = np.asarray(bounds(jnp.asarray(contexts), jnp.asarray(candidates)))
     apart = max(
         abs(nce_mi_estimate(y.astype(np.float64) @ x.astype(np.float64).T) - float(value))
         for y, x, value in zip(contexts[:COMPARED], candidates, found, strict=False)

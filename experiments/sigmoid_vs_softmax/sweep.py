@@ -83,6 +83,7 @@ def get_sweep(scope: str = "emoji-short") -> Sweep:
         fixed={"average_decay": None, "checkpoint.every": 0, "eval.every": 0},
         seeds=(0,) if size == "short" else (0, 1, 2),
         metric=METRICS[kind],
+        parallel=2,  # while one reads and compiles, the other one trains
     )
     if kind == "pod":
         return dataclasses.replace(sweep, fixed={})

@@ -72,6 +72,7 @@ def get_sweep(scope: str = "short") -> Sweep:
         },
         seeds=(0,) if scope == "short" else (0, 1, 2),
         metric=METRIC,
+        parallel=2,  # while one reads and compiles, the other one trains
     )
     if scope == "pod":
         fixed = {"total_steps": 20_000, "optimizer.warmup_steps": 1000}

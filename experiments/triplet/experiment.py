@@ -30,7 +30,7 @@ def triplet(margin: float, mining: Any) -> Loss:
         a, b = encode(encoder, first), encode(encoder, second)
         negatives = jnp.roll(b, 1, axis=0) if mining == "given" else None
         found = triplet_loss(a, b, negatives, margin=margin, mining=mining)
-        return found, _idle(*map(jax.lax.stop_gradient, (a, b)), margin)
+        return found, _idle(jax.lax.stop_gradient(a), jax.lax.stop_gradient(b), margin)
 
     return loss
 

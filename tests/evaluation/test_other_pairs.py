@@ -93,3 +93,54 @@ def test_texts_that_repeat_count_once_and_belong_together(tmp_path):
     table = format_table(Measured().add(got, "test"))
     assert "uniformity, images or queries" in table
     assert f"{got['geometry/uniformity_queries']:.2f}".replace("-", "−") in table
+
+
+class Judge(Pixels):
+    """Says of a pair how many letters its texts share, as a score or as one of three labels."""
+
+    def __init__(self, labels):
+        self.labels = labels
+
+    def judge(self, queries, passages):
+        shared = np.array([len(set(a) & set(b)) for a, b in zip(queries, passages, strict=True)])
+        if not self.labels:
+            return shared[:, None].astype(np.float32)
+        return -np.abs(shared[:, None] - np.arange(3)[None]).astype(np.float32)
+
+
+def texts_of(folder, rows, **options):
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    for split in ("train", "test"):
+        (folder / f"{split}.jsonl").write_text(lines)
+    source = str(folder / "{split}.jsonl")
+    return load_pairs(DataConfig(source=source, pairs="texts", **options), most=100)[0]
+
+
+def test_labels_are_told_beside_chance_and_the_commonest(tmp_path):
+    rows = [("ab", "ab", "two"), ("ab", "bc", "one"), ("ab", "cd", "one"), ("x", "yz", "none")]
+    rows = [{"query": q, "positive": p, "label": label} for q, p, label in rows]
+    fields = FieldsConfig(labels=("none", "one", "two"), held_out_share=0.0)
+    found = texts_of(tmp_path, rows, fields=fields)
+    got = found.measure(Judge(fields.labels), None)
+    assert got["classification/accuracy"] == 0.75
+    assert got["classification/accuracy_chance"] == pytest.approx(1 / 3)
+    assert got["classification/accuracy_majority"] == 0.5
+    assert got["classification/recall_one"] == 0.5
+    assert got.each["classification/accuracy"].tolist() == [1, 1, 0, 1]
+    assert "labels" in format_table(Measured().add(got, "test"))
+
+
+def test_scores_rank_a_passage_among_its_negatives(tmp_path):
+    rows = [("abc", "abc", ["ab", "a"]), ("abc", "ax", ["ay", "abz"]), ("abc", "q", [])]
+    rows = [{"query": q, "positive": p, "negatives": n} for q, p, n in rows]
+    fields = FieldsConfig(held_out_share=0.0)
+    found = texts_of(tmp_path, rows, fields=fields, negatives=1, joined=True)
+    got = found.measure(Judge(()), None)  # scores 3 of 3, 2, 1, and 1 of 1, 1, 2
+    assert got["relevance/queries"] == 2
+    assert got["relevance/recall@1"] == 0.5
+    assert got["relevance/mrr"] == pytest.approx((1 + (1 / 2 + 1 / 3) / 2) / 2)
+    assert got["relevance/recall@1_chance"] == pytest.approx(1 / 3)
+    rows = texts_of(tmp_path, rows, fields=fields, negatives=1)
+    got = rows.measure(Pixels(), retrieval_metrics)
+    assert got["triplets/pairs"] == 2
+    assert got["triplets/accuracy"] == 0.75  # of the second, "ax" and "ay" are equally near
