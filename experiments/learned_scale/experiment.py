@@ -132,8 +132,8 @@ def run(context: Context) -> Outcome:
             "Generator: images are random directions, captions share · image + √(1 − share²) · "
             f"noise; share {', '.join(f'{k} {v}' for k, v in SHARES.items())}; seed {SEED}.",
             "The scale follows the sign of its gradient, at a rate that falls to zero. Adam (.03, "
-            "400 steps) came to 39.6 on the clean batch: its memory of larger gradients stops it on "
-            "rows that do not change.",
+            "400 steps) came to 39.6 on the clean batch: its memory of larger gradients stops it "
+            "where rows do not change.",
         ),
     )
 
