@@ -77,10 +77,12 @@ def get_config(variant: str = "clip") -> ConfigDict:
 
 def _keep_proportions(config: ConfigDict) -> None:
     """Patches of 4 pixels, as many as a square of 32 pixels has, in each picture's own grid."""
-    config.data.preprocessing = "naflex"
-    config.data.resize = ConfigDict({"patch": 4})
+    data, model = ConfigDict(), ConfigDict()
+    data.preprocessing = "naflex"
+    data.resize = {"patch": 4}
     image = {"kind": "naflex", "patch_size": 4, "grid": 8, "width": 128, "depth": 4, "heads": 4}
-    config.model.image = ConfigDict(image | {"activation": "gelu_tanh", "init": "siglip"})
+    model.image = image | {"activation": "gelu_tanh", "init": "siglip"}
+    config.update({"data": data, "model": model})
 
 
 def _lock_minilm(config: ConfigDict) -> None:

@@ -49,7 +49,7 @@ def get_config(argument: str = "l16") -> ConfigDict:
 
     # bfloat16 computation, float32 parameters; of a block only what enters it is kept
     config.model = ConfigDict(to_dict(sizes.frugal(published.model)))
-    config.model.image.keep_patches = 1.0 if tunes else 0.5
+    config.model.update({"image": {"keep_patches": 1.0 if tunes else 0.5}})
     if tunes:
         config.init_from = f"runs/flip-{size}"
 

@@ -48,7 +48,7 @@ def get_config(argument: str = "b16") -> ConfigDict:
         config.data.update(pictures(data, reading="siglip"))
         config.data.tokenizer.preset = "siglip"
         config.data.tokenizer.path = "data/siglip/sentencepiece.model"
-        config.model.text.vocabulary_size = published.vocabulary_size
+        config.model.update({"text": {"vocabulary_size": published.vocabulary_size}})
 
     config.loss = ConfigDict()
     config.loss.name = "clip"

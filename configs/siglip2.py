@@ -47,7 +47,7 @@ def get_config(argument: str = "b16") -> ConfigDict:
         config.data.update(pictures(data, reading="siglip"))
         config.data.tokenizer.preset = "siglip2"
         config.data.tokenizer.path = "data/siglip2/tokenizer.json"
-        config.model.text.vocabulary_size = published.vocabulary_size
+        config.model.update({"text": {"vocabulary_size": published.vocabulary_size}})
 
     config.loss = ConfigDict()
     config.loss.name = "siglip"  # scale starts at 10, bias at -10

@@ -22,6 +22,8 @@ from contrastive.sweeps import options as sweep_options
 if TYPE_CHECKING:
     from contrastive.processes import Processes
 
+_PRECISIONS = ("float32", "float16", "int8", "binary")
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit status."""
@@ -143,6 +145,13 @@ def make_parser() -> argparse.ArgumentParser:
         default="query",
         help="of a model of pairs of texts: which half the lines are (query)",
     )
+    embed.add_argument(
+        "--precision",
+        choices=_PRECISIONS,
+        default="float32",
+        help="of the rows in the file (float32)",
+    )
+    embed.add_argument("--dim", type=int, help="keep the first entries only, at unit length (all)")
     embed.set_defaults(run=_embed, parser=embed)
 
     _add_mine(commands)
@@ -301,6 +310,15 @@ def _add_evaluate(commands: Any) -> None:
     )
     evaluate.add_argument(
         "--search", choices=("exact", "approx", "faiss"), help="how knn finds neighbours (exact)"
+    )
+    evaluate.add_argument(
+        "--precision",
+        nargs="+",
+        choices=_PRECISIONS,
+        help="what compressed rows cost: recall by them on the run's own sets, beside whole rows",
+    )
+    evaluate.add_argument(
+        "--dims", type=int, nargs="+", metavar="N", help="the same for the first entries of rows"
     )
     evaluate.add_argument(
         "--output", type=pathlib.Path, help="the folder for evaluation.json (the model's)"
@@ -656,6 +674,8 @@ def _evaluate(options: argparse.Namespace) -> int:
     path = options.path or options.workdir
     if path is None or (options.path and options.workdir):
         raise UserError("name the model once: contrastive evaluate PATH.")
+    if options.precision or options.dims:
+        return _evaluate_compressed(path, options)
     names = ("data", "name", "split", "classes", "templates", "form", "query_prompt",
              "passage_prompt", "without_self", "most", "shots", "search")  # fmt: skip
     given = {name: getattr(options, name) for name in names}
@@ -675,6 +695,20 @@ def _evaluate(options: argparse.Namespace) -> int:
     else:
         results = evaluate_run(path, devices=jax.devices())
     print(json.dumps(results) if options.json else format_table(results))
+    return 0
+
+
+def _evaluate_compressed(path: pathlib.Path, options: argparse.Namespace) -> int:
+    import jax
+
+    from contrastive.commands.compressed import evaluate_compressed, format_compressed
+
+    if options.task or options.data or options.output:
+        raise UserError("--precision and --dims are measured on the run's own data: no --task.")
+    results = evaluate_compressed(
+        path, options.precision or (), options.dims or (), devices=jax.devices()
+    )
+    print(json.dumps(results) if options.json else format_compressed(results))
     return 0
 
 
@@ -712,6 +746,8 @@ def _embed(options: argparse.Namespace) -> int:
         options.input,
         options.output,
         role=options.role,
+        precision=options.precision,
+        dim=options.dim,
         devices=jax.devices(),
     )
     return 0

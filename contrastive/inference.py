@@ -271,15 +271,14 @@ class Model:
         data = self.recipe.data
         ready = _ready(images, data)
         several = ready is not None or (isinstance(images, np.ndarray) and images.ndim > 3)
-        if isinstance(images, Picture) and not several:
-            images = [images]
+        given: Any = [images] if isinstance(images, Picture) and not several else images
 
         def read(part: range) -> np.ndarray:
             if ready is not None:
                 return ready[part.start : part.stop]
-            return np.stack([_read(images[i], data, i) for i in part])
+            return np.stack([_read(given[i], data, i) for i in part])
 
-        return self._encode("image", len(images), read)
+        return self._encode("image", len(given), read)
 
     def encode_text(
         self, texts: str | Sequence[str] | np.ndarray, *, role: Role = "query"

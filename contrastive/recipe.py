@@ -115,6 +115,8 @@ class Recipe:
             negatives=self.data.negatives,
             accumulate=self.optimizer.accumulate,
         )
+        dim = (self.model.head.output if self.model.head.layers else 0) or self.model.embedding_dim
+        self.loss.check_rows(dim, momentum=self.momentum.on)
         if self.model.predictor.layers and not self.momentum.on:
             raise ConfigError(
                 "config.model.predictor stands between queries and the keys of a momentum encoder; "

@@ -26,7 +26,7 @@ from contrastive.whole import whole_file
 # Settings of a tower that no shape tells, and without which its parameters mean something else.
 _MEANING = (
     *("activation", "epsilon", "heads", "causal", "padding", "pre_norm", "patch_size"),
-    *("norm", "positions", "position_offset", "pooling"),
+    *("norm", "positions", "position_offset", "pooling", "qk_norm", "last_epsilon"),
     *("first_stride", "early_stride"),
     *("window", "global_every", "rotary_base", "local_rotary_base"),
 )

@@ -11,6 +11,7 @@ ROOMS = (  # from the top; rooms of one line do not import each other
     ("commands",),
     ("sweeps",),
     ("reporting", "planning", "launching"),
+    ("mined",),
     ("assembly", "loading", "warm_start", "mining"),
     ("folders",),
     ("recipe",),
@@ -24,7 +25,7 @@ ROOMS = (  # from the top; rooms of one line do not import each other
     ("losses", "temperature", "reference"),
     ("logits",),
     ("rendezvous",),
-    ("mesh", "processes", "config", "whole", "pairs"),
+    ("mesh", "processes", "config", "whole", "pairs", "compression"),
     ("errors",),
 )
 LEVEL = {room: len(ROOMS) - i for i, line in enumerate(ROOMS) for room in line}

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from contrastive import config as config_lib
 from contrastive import mining
+from contrastive.commands.mine import JudgeConfig
 from contrastive.commands.mine import mine as mine_command
 from contrastive.data.examples import read_examples
 from contrastive.data.sources import open_source
@@ -156,3 +157,23 @@ def test_keys_that_repeat_and_other_pairs_are_refused(tmp_path):
     recipe = config_lib.resolve(Recipe, ConfigDict({"name": "c", "total_steps": 1}), [])
     with pytest.raises(UserError, match="mined for pairs of texts"):
         mine_command(recipe, tmp_path / "out", MiningConfig())
+
+
+def test_a_judge_keeps_the_hardest_that_do_not_belong(monkeypatch):
+    corpus = corpus_of(range(9))
+    mined = [[(i + j) % 9 for j in range(1, i % 4 + 1)] for i in range(9)]
+    asked = []
+
+    def judge(queries, passages):
+        asked.extend(zip(queries, passages, strict=True))
+        return np.array([0.9 if int(text[1:]) % 2 else 0.1 for text in passages])
+
+    monkeypatch.setattr(mining, "BLOCK_ROWS", 4)
+    found = list(mining.without_false(corpus, iter(mined), judge, below=0.5, count=1))
+    assert found == [[p for p in some if p % 2 == 0][:1] for some in mined]
+    assert asked == [(f"q{i}", f"p{p}") for i, some in enumerate(mined) for p in some]
+
+
+def test_what_judges_no_pairs_is_no_judge():
+    with pytest.raises(ConfigError, match="--below = 0"):
+        JudgeConfig(run="x", below=0.0)

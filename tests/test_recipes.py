@@ -24,8 +24,10 @@ RECIPES = (
     *("siglip2.py:b16", "siglip2.py:l16", "siglip2.py:so400m", "siglip2.py:gopt"),
     *("lit.py:b16", "lit.py:l16", "lit.py:b16,cc12m", "flip.py:b16", "flip.py:l16", "flip.py:l14"),
     *("flip.py:h14", "flip.py:l16-unmasked", "flip.py:l14,laion400m"),
+    *("mnrl.py:transformer,cls", "mnrl.py:minilm", "mnrl.py:minilm,last"),
     *("mnrl.py:bag", "mnrl.py:transformer", "e5.py", "gte.py", "simcse.py:unsup", "simcse.py:sup"),
     *(f"sentence_bert.py:{objective}" for objective in ("softmax", "triplet", "cross", "rank")),
+    "ance.py",
     *("dpr.py:debian", "dpr.py:bm25", "dpr.py:wordnet"),
     *("simclr.py:artists", "simclr.py:augmented", "simclr.py:resnet", "moco.py:v2", "moco.py:v3"),
 )
@@ -58,6 +60,13 @@ def test_unknown_sets_and_towers_are_answered_with_the_known():
         load_recipe(str(ROOT / "configs" / "clip.py:b16,laion5b"))
     with pytest.raises(ConfigError, match="'l32'; known are b16, l16"):
         load_recipe(str(ROOT / "configs" / "lit.py:l32"))
+
+
+def test_a_bag_has_no_pooling_to_choose():
+    with pytest.raises(ConfigError, match="a bag is a sum"):
+        load_recipe(str(ROOT / "configs" / "mnrl.py:bag,cls"))
+    with pytest.raises(ConfigError, match="pool by mean, cls, max, last"):
+        load_recipe(str(ROOT / "configs" / "mnrl.py:minilm,first"))
 
 
 def test_a_recipe_survives_the_way_through_its_file(tmp_path):
@@ -124,6 +133,16 @@ def test_contradictions_are_named(override, words):
         ("sentence_bert.py:rank", "--config.data.joined=false", "scores joined texts"),
         ("sentence_bert.py:rank", "--config.data.negatives=0", "set config.data.negatives"),
         ("e5.py", "--config.data.joined=true", "makes one row of them"),
+        ("e5.py", "--config.loss.matryoshka=(64,32)", "larger than the one before"),
+        ("e5.py", "--config.loss.matryoshka=(64,192)", "prefixes have to be shorter"),
+        ("e5.py", "--config.loss.matryoshka_weights=(1.0,)", "a positive number for each"),
+        ("moco.py:v2", "--config.loss.matryoshka=(16,)", "does not go with config.momentum"),
+        ("ance.py", "--config.data.negatives=0", "mined negatives need a place"),
+        ("ance.py", "--config.data.mined.start=150", "a multiple of config.data.mined.every"),
+        ("ance.py", "--config.data.mined.every=0", "config.data.mined has settings"),
+        ("ance.py", "--config.data.mined.window=5", "takes 20 passages from rank 6 to 5"),
+        ("ance.py", "--config.data.check=during", "mined negatives need"),
+        ("sentence_bert.py", "--config.loss.matryoshka=(16,)", "which reads whole rows"),
         ("e5.py", "--config.model.image.epsilon=1e-4", "config.model.image has no effect"),
     ],
 )

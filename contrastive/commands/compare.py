@@ -56,11 +56,11 @@ def _table(names: Sequence[str], rows: Sequence[Comparison]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("", overflow="fold")
     for i, name in enumerate(names):
-        table.add_column(name, justify="right")
+        table.add_column(Text(name), justify="right")
         if i:
-            table.add_column(f"{name} − {names[0]}", justify="right")
+            table.add_column(Text(f"{name} − {names[0]}"), justify="right")
     for row in rows:
-        cells: list[Text | str] = [row.metric, _number(row.values[0])]
+        cells: list[Text | str] = [Text(row.metric), _number(row.values[0])]
         for i in range(1, len(names)):
             text = _number(row.differences[i - 1], sign=True)
             if (bounds := row.difference_intervals[i - 1]) is not None:

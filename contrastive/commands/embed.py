@@ -2,11 +2,13 @@
 
 import os
 import pathlib
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 
 from contrastive.commands.pictures import Encoded, encode_folder
+from contrastive.compression import Compressed, Precision, compress
 from contrastive.errors import UserError
 from contrastive.inference import Model
 from contrastive.loading import load
@@ -23,10 +25,13 @@ def embed(
     output: pathlib.Path,
     *,
     role: Role = "query",
+    precision: Precision = "float32",
+    dim: int | None = None,
     devices: Devices | None = None,
     console: Console | None = None,
 ) -> Encoded:
-    """Writes an ``.npz`` file with ``embeddings`` (float32, unit rows) and ``names``.
+    """Writes an ``.npz`` file with ``embeddings`` (float32, unit rows) and ``names``. Compressed
+    rows are read back by :func:`contrastive.compression.read_rows`.
 
     Pictures come in the order of their paths, lines in their own. What cannot be read is left out,
     counted, shown, and listed in the file as ``skipped``.
@@ -36,6 +41,8 @@ def embed(
       source: A folder of pictures, or a UTF-8 text file with a text a line.
       output: The file to write; ``.npz`` is added where it lacks.
       role: Of a model of pairs of texts: whether the lines are queries or passages.
+      precision: Of the rows in the file (:mod:`contrastive.compression`).
+      dim: How many of the first entries are kept; None: all.
       devices: Where to compute; None: the default device.
       console: Where to say what was done; None: the terminal.
 
@@ -48,11 +55,14 @@ def embed(
     _check_writable(target)
     model = load(workdir, devices=devices)
     found = encode_folder(model, source) if source.is_dir() else encode_lines(model, source, role)
-    _write(target, found)
+    rows = compress(found.rows, precision, dim=dim)
+    _write(target, found, rows)
     console = Console(highlight=False, soft_wrap=True) if console is None else console
     what = "pictures" if source.is_dir() else "texts"
     console.print(
-        f"{len(found.names):,} {what}, {model.embedding_dim} numbers each, written to {target}",
+        f"{len(found.names):,} {what}, {rows.dim} numbers each"
+        + (f" in {rows.row_bytes} bytes ({precision})" if precision != "float32" else "")
+        + f", written to {target}",
         markup=False,
     )
     if found.skipped:
@@ -94,12 +104,13 @@ def _check_writable(target: pathlib.Path) -> None:
         raise UserError(f"cannot write {target}; choose another --output.")
 
 
-def _write(target: pathlib.Path, found: Encoded) -> None:
+def _write(target: pathlib.Path, found: Encoded, rows: Compressed) -> None:
     try:
         with whole_file(target) as path, open(path, "wb") as file:
+            lists: dict[str, Any] = dict(rows.arrays())
             np.savez(
                 file,
-                embeddings=found.rows,
+                **lists,
                 names=np.array(found.names, np.str_),
                 skipped=np.array([name for name, _ in found.skipped], np.str_),
             )

@@ -1,18 +1,22 @@
 """``contrastive evaluate`` and the last act of ``contrastive train``."""
 
+import contextlib
 import dataclasses
+import errno
+import fcntl
 import io
 import json
 import logging
+import os
 import pathlib
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from contrastive.errors import UserError
+from contrastive.errors import UserError, first_line
 from contrastive.evaluation.measured import Measured
 from contrastive.evaluation.suite import evaluate
 from contrastive.evaluation.tasks import TaskOptions, check_tasks, run_tasks
@@ -23,7 +27,7 @@ from contrastive.mesh import Devices
 from contrastive.recipe import Recipe, read_recipe
 from contrastive.whole import whole_file
 
-NUMBERS, LISTS = "evaluation.json", "evaluation.npz"
+NUMBERS, LISTS, LOCK = "evaluation.json", "evaluation.npz", ".evaluation.lock"
 _log = logging.getLogger(__name__)
 
 
@@ -70,6 +74,8 @@ def evaluate_tasks(
     folder = output or (path if path.is_dir() else path.parent)
     if output is not None:
         _make(output)
+    if path.exists() and not os.access(folder, os.W_OK):  # said before anything is measured
+        raise _unwritable(folder, os.strerror(errno.EACCES))
     model = load(path, devices=devices)
     other = None if pooler is None else model.pooled(pooler)
     results = run_tasks(model, tasks, options, devices=devices)
@@ -105,8 +111,36 @@ def save_evaluation(
 def write_results(folder: pathlib.Path, results: Measured) -> None:
     """Writes ``evaluation.json`` (numbers), and ``evaluation.npz`` (the values that they are the
     means of, and what pages draw), whole or not at all. What the files say of other sets and tasks
-    stays."""
+    stays, also where another process writes at the same time.
+
+    Raises:
+      UserError: The folder cannot be written to.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    with _held(folder):
+        _write(folder, results)
+
+
+@contextlib.contextmanager
+def _held(folder: pathlib.Path) -> Iterator[None]:
+    """No other evaluation writes into the folder meanwhile."""
+    try:
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise _unwritable(folder, error.strerror) from error
+    try:
+        with contextlib.suppress(OSError):  # some file systems know no locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _unwritable(folder: pathlib.Path, why: str | None) -> UserError:
+    return UserError(f"cannot write {folder / NUMBERS} ({why}); --output takes another folder.")
+
+
+def _write(folder: pathlib.Path, results: Measured) -> None:
     before = _earlier(folder)
     measured = {_task(name) for name in results}
     kept = Measured(
@@ -159,13 +193,25 @@ def read_results(folder: pathlib.Path) -> Measured:
     return results.add(_read_lists(folder / LISTS)) if (folder / LISTS).is_file() else results
 
 
+def is_evaluated(folder: pathlib.Path) -> bool:
+    """Whether there is an ``evaluation.json`` that can be read."""
+    try:
+        _read_numbers(folder / NUMBERS)
+        return True
+    except (UserError, OSError):
+        return False
+
+
 def _read_numbers(file: pathlib.Path) -> Measured:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{file} is damaged: {error}.") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file} is damaged: {first_line(error)}.") from error
     if not isinstance(found, dict):
         raise UserError(f"{file} is damaged: it holds no object in braces.")
+    for name, value in found.items():
+        if not isinstance(value, int | float | str | None):
+            raise UserError(f"{file} is damaged: {name} is neither a number nor a word.")
     return Measured(found)
 
 

@@ -18,7 +18,7 @@ from contrastive import config as config_lib
 from contrastive import mesh as mesh_lib
 from contrastive.assembly import Program, make_program
 from contrastive.commands import workdir as workdir_lib
-from contrastive.commands.evaluate import LISTS, NUMBERS, save_evaluation
+from contrastive.commands.evaluate import LISTS, NUMBERS, is_evaluated, save_evaluation
 from contrastive.data.pipeline import BatchLoader, open_batches, open_source
 from contrastive.data.tokenizer import Tokenizer, load_tokenizer
 from contrastive.errors import ConfigError
@@ -26,6 +26,7 @@ from contrastive.evaluation.suite import evaluate, format_table
 from contrastive.inference import Model, build_towers
 from contrastive.launching import record as record_lib
 from contrastive.microbatches import check_microbatches
+from contrastive.mined import MinedBatches, Miner
 from contrastive.objectives import scale_limit
 from contrastive.processes import Processes, SharedFlag, code_digest, part_of_batch
 from contrastive.recipe import Recipe, check_resumable, read_recipe, write_recipe
@@ -183,10 +184,13 @@ class _Run:
         )
         self.writers: list[logs.Writer] = []
         self.loader: Any = None  # the batches: BatchLoader or SyntheticLoader
+        self.miner: Miner | None = None  # of negatives that the model finds as it trains
 
     def close(self) -> None:
         self.terminal.close()
         self.profiler.close()
+        if self.miner is not None:
+            self.miner.close()
         if self.loader is not None:
             self.loader.close()
         for writer in self.writers:
@@ -212,8 +216,13 @@ class _Run:
             average=program.averages,
             momentum=program.momentum,
         )
+        self.batches: Any = self.loader
+        if recipe.data.mined.every:
+            state = self._mine(state)
         begins("restoring a checkpoint")
         state, start = self._restore(state)
+        if self.miner is not None:
+            self.miner.resume(state)
         stop = recipe.stop_at or recipe.total_steps
         if start < stop:
             begins("compiling and doing the first step")
@@ -240,6 +249,33 @@ class _Run:
             process_count=parts,
             error_log=self.workdir / "data_errors.jsonl",
         )
+
+    def _mine(self, state: TrainState) -> TrainState:
+        """The state with what mined negatives keep in it; the batches get them."""
+        recipe, mesh = self.recipe, self.mesh
+        part, parts = part_of_batch(mesh_lib.batch_sharding(mesh), recipe.batch_size)
+        self.batches = MinedBatches(self.loader, recipe, self.tokenizer, part=part, parts=parts)
+        beside = self.processes.count == 1
+        self.miner = Miner(
+            recipe,
+            self.batches,
+            self.graphdef,
+            self.tokenizer,
+            self.devices,
+            mesh=mesh,
+            beside=beside,
+            say=self.terminal.say,
+            # Beside training, the steps have to show by themselves that they go on.
+            alive=(lambda: None) if beside else self.watchdog.alive,
+        )
+        with jax.set_mesh(mesh):
+            return self.miner.begin(state)
+
+    def _after(self, step: int, state: TrainState) -> TrainState:
+        if self.miner is None:
+            return state
+        with self.watchdog.paused("mining negatives"):
+            return self.miner.after(step, state)
 
     def _compare_hosts(self) -> None:
         if self.processes.count == 1:
@@ -320,6 +356,7 @@ class _Run:
             finished=self.watchdog.finished,
             pause=self.watchdog.paused,
             dispatched=self.profiler,
+            after=self._after,
         )
         count = sum(x.size for x in jax.tree.leaves(state.parameters))
         self.terminal.say(
@@ -344,7 +381,7 @@ class _Run:
                 return loop.run(
                     step_fn,
                     state,
-                    SameShapes(self.loader, self.processes),
+                    SameShapes(self.batches, self.processes),
                     mesh_lib.batch_sharding(self.mesh),
                     hooks,
                     start=start,
@@ -440,7 +477,7 @@ class _Run:
             if not self.processes.first:
                 target = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory()))
                 write_recipe(target, self.recipe)
-            here = "yes" if self._evaluation.exists() and not trained else ""
+            here = "yes" if not trained and is_evaluated(self.workdir) else ""
             done = self.processes.gather(here, "looking for the evaluation")[0]
             if done:
                 results = json.loads(self._evaluation.read_text())

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from contrastive.data.mined_config import MinedConfig
 from contrastive.data.picture_config import (
     AugmentConfig,
     CropConfig,
@@ -308,6 +309,7 @@ class DataConfig:
     # None = either, or where samples are checked as they come, the second ones. Views: the picture.
     content: Literal["first", "second", "either"] | None = None
     negatives: int = 0  # of pairs of texts: how many reach the batch, drawn anew in each epoch
+    mined: MinedConfig = dataclasses.field(default_factory=MinedConfig)
     image_size: int = 32  # side of the pictures that the model sees, in pixels
     # How a picture becomes square: its middle, resized (square); resized, then the middle (clip);
     # stretched (siglip). Together with model.pixel_mean and pixel_std. shortest and stretch are
@@ -453,6 +455,14 @@ class DataConfig:
                 "config.data.views.second = 'content' needs config.data.check = 'before': which "
                 "pictures have the same content is known only when all have been read."
             )
+        if self.mined.every and (not self.negatives or self.joined or self.check == "during"):
+            raise ConfigError(
+                "config.data.mined.every: mined negatives need a place in the batch "
+                "(config.data.negatives), rows that are compared (config.data.joined = False) and "
+                "pairs that are all read before the first batch (config.data.check)."
+            )
+        if self.mined.every and self.tokenizer.hidden:
+            raise ConfigError("config.data.tokenizer.hidden does not go with config.data.mined.")
         if self.joined and self.tokenizer.hidden:
             raise ConfigError("config.data.tokenizer.hidden has no effect with config.data.joined.")
         if self.negatives < 0:
@@ -520,7 +530,7 @@ _OF_PICTURES = (
     "rand_augment",
     "views",
 )
-_PREFIXES = ("query_prefix", "passage_prefix", "query_from", "joined")
+_PREFIXES = ("query_prefix", "passage_prefix", "query_from", "joined", "mined")
 _UNUSED = {
     "captions": ("views", "negatives", *_PREFIXES),
     "views": ("captions", "negatives", "content", *_PREFIXES),

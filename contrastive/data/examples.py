@@ -275,7 +275,7 @@ class EvaluationPairs(NamedTuple):
       errors: The samples that are left out.
     """
 
-    images: UInt8[np.ndarray, "n size size 3"]
+    images: UInt8[np.ndarray, "n ..."]
     records: list[Record]
     ids: Int32[np.ndarray, " n"]
     errors: DataErrors

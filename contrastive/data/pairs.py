@@ -12,7 +12,7 @@ By the rule ``naflex`` a picture is ``[patches, bytes]``: patches with their pla
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int32, UInt8, UInt64
@@ -189,7 +189,7 @@ def _texts(
     return batch, cut + cut_negatives
 
 
-def choose_negatives(negatives: Sequence[Sequence[str]], keys: Keys, count: int) -> list[list[int]]:
+def choose_negatives(negatives: Sequence[Sequence[Any]], keys: Keys, count: int) -> list[list[int]]:
     """Which of each row's negatives are taken: all, or ``count`` of them at random."""
     ranks = uniform(keys, "negatives", max(map(len, negatives), default=0))
     return [

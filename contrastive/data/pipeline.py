@@ -68,7 +68,7 @@ def open_batches(
 
 
 def _check_negatives(examples: Examples, config: DataConfig) -> None:
-    if not config.negatives or any(examples.negatives):
+    if not config.negatives or config.mined.every or any(examples.negatives):
         return
     file = config.fields.negatives_file
     raise DataError(
@@ -145,6 +145,7 @@ class BatchLoader(Batches):
         small = len(source) <= _BEFORE or not isinstance(source, IndexedSource)
         small &= not config.stream.lanes
         whole = config.check == "before" or config.views.second == "content"
+        whole |= config.mined.every > 0
         if whole or (config.check == "auto" and small):
             log = error_log if process_index == 0 else None
             self.examples = read_examples(source, config, error_log=log, progress=progress)

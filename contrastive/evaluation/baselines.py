@@ -1,15 +1,18 @@
-"""What a number has to beat: nearest neighbours in raw pixels. (Chance stands beside every metric;
-a model with random parameters is evaluated like any other.)"""
+"""What a number has to beat: nearest neighbours in raw pixels, and words in common. (Chance stands
+beside every metric; a model with random parameters is evaluated like any other.)"""
 
 import math
+import re
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float, Int, UInt8
+from scipy import sparse
 
 
 def raw_pixel_scores(
-    pictures: UInt8[np.ndarray, "pictures height width 3"],
-    known: UInt8[np.ndarray, "known height width 3"],
+    pictures: UInt8[np.ndarray, "pictures ..."],
+    known: UInt8[np.ndarray, "known ..."],
     known_labels: Int[np.ndarray, "known"],
     labels: Int[np.ndarray, "labels"],
     *,
@@ -52,3 +55,49 @@ def raw_pixel_scores(
 
 def _flat(pictures: np.ndarray) -> np.ndarray:
     return pictures.reshape(len(pictures), math.prod(pictures.shape[1:])).astype(np.float32) / 255.0
+
+
+def tf_idf_scores(
+    queries: Sequence[str], texts: Sequence[str]
+) -> Float[np.ndarray, "queries texts"]:
+    """Cosines of TF-IDF vectors: how many words two texts have in common, rare ones above all.
+
+    A word (letters and digits, in lower case) counts as often as it is in a text, times
+    ``1 + log((1 + n) / (1 + d))``: n the number of ``texts`` and d that of those with the word.
+    Words that no text has count for nothing. A query without known words has cosine 0 with all.
+
+    References:
+      Spärck Jones, A Statistical Interpretation of Term Specificity, 1972.
+    """
+    number: dict[str, int] = {}
+    for text in texts:
+        for word in _words(text):
+            number.setdefault(word, len(number))
+    counts = _counts(texts, number)
+    weights = 1 + np.log(
+        (1 + len(texts)) / (1 + np.bincount(counts.indices, minlength=len(number)))
+    )
+    known, asked = (
+        _unit(x.multiply(weights[None]).tocsr()) for x in (counts, _counts(queries, number))
+    )
+    return (asked @ known.T).toarray().astype(np.float32)
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+def _counts(texts: Sequence[str], number: dict[str, int]) -> sparse.csr_array:
+    """How often each known word is in each text; each place of the matrix once."""
+    found = [[number[word] for word in _words(text) if word in number] for text in texts]
+    rows = np.repeat(np.arange(len(found)), [len(words) for words in found])
+    columns = np.array([column for words in found for column in words], np.int64)
+    shape = (len(texts), len(number))
+    return sparse.coo_array((np.ones(len(rows)), (rows, columns)), shape).tocsr()
+
+
+def _unit(rows: sparse.csr_array) -> sparse.csr_array:
+    length = np.sqrt(rows.multiply(rows).sum(axis=1))
+    return rows.multiply(
+        np.divide(1, length, out=np.zeros_like(length), where=length > 0)[:, None]
+    ).tocsr()

@@ -39,8 +39,14 @@ def interval(
         raise ValueError("there is nothing to draw from.")
     if values.ndim == 2:
         found = _resampled(_correlation, values, samples, seed)
-        return _bounds(_correlation(values), found, confidence)
-    return _bounds(float(values.mean()), _means(values, samples, seed), confidence)
+    else:
+        found = _means(values, samples, seed)
+    return _bounds(estimate(values), found, confidence)
+
+
+def estimate(values: Float[np.ndarray, "*two n"]) -> float:
+    """The mean of the values, or Spearman's correlation of two lists; NaN where there is none."""
+    return _correlation(values) if values.ndim == 2 else float(values.mean())
 
 
 def difference(

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from contrastive.data.captions import canonical
-from contrastive.errors import DataError, UserError
+from contrastive.errors import DataError, UserError, first_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +45,9 @@ class ClassSet:
                 f"{self.name} has {len(self.names)} names and {len(self.keys)} keys; as many are "
                 "needed."
             )
+        if len(set(self.keys)) < len(self.keys):
+            twice = next(key for i, key in enumerate(self.keys) if key in self.keys[:i])
+            raise DataError(f"two classes of {self.name} have the key {twice!r}.")
 
     @property
     def named(self) -> dict[int, str]:
@@ -149,8 +152,8 @@ def _read(path: pathlib.Path) -> str:
 def _from_json(path: pathlib.Path) -> ClassSet:
     try:
         given = json.loads(_read(path))
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path} is not JSON: {error}.") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not JSON: {first_line(error)}.") from error
     if isinstance(given, list):
         given = {"names": given}
     elif isinstance(given, dict) and "names" not in given:

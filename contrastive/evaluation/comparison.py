@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from contrastive.evaluation.bootstrap import Interval, difference, interval
+from contrastive.evaluation.bootstrap import Interval, difference, estimate, interval
 from contrastive.evaluation.measured import Measured
 
 _SHOWN = (
@@ -15,7 +15,7 @@ _SHOWN = (
     "alignment", "uniformity", "effective_rank", "modality_gap", "information_bound",
 )  # fmt: skip
 _NOT_SHOWN = (
-    "_chance", "_majority", "_random_init", "_raw_pixels", "_threshold", "_low", "_high",
+    "_chance", "_majority", "_random_init", "_raw_pixels", "_tf_idf", "_threshold", "_low", "_high",
     "_deviation",
 )  # fmt: skip
 
@@ -55,10 +55,8 @@ def compare(runs: Sequence[Measured], *, samples: int = 1000) -> list[Comparison
             continue
         changes = tuple(None if x is None else x - values[0] for x in values[1:])
         paired = tuple(_difference(metric, runs[0], run, samples) for run in runs[1:])
-        own = tuple(
-            interval(_each(run, metric), samples=samples) if metric in run.each else None
-            for run in runs
-        )
+        lists = (_each(run, metric) for run in runs)
+        own = tuple(None if x is None else interval(x, samples=samples) for x in lists)
         rows.append(Comparison(metric, values, own, changes, paired))
     return rows
 
@@ -92,16 +90,21 @@ def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
-def _each(run: Measured, metric: str) -> np.ndarray:
-    return run.each[metric].astype(np.float64)
+def _each(run: Measured, metric: str) -> np.ndarray | None:
+    """What a metric is the mean of; None where that is not known, or not of this number: a run
+    whose two files were not written together has no intervals."""
+    values, number = run.each.get(metric), _number(run.get(metric))
+    if values is None or not values.size or number is None:
+        return None
+    values = values.astype(np.float64)
+    slack = 1e-5 * max(1.0, abs(number)) if values.ndim == 1 else 1e-3  # float32 makes ties
+    return values if abs(estimate(values) - number) <= slack else None
 
 
 def _difference(metric: str, first: Measured, other: Measured, samples: int) -> Interval | None:
-    if metric not in first.each or metric not in other.each:
-        return None
-    if not _same_queries(metric, first, other):
-        return None
     before, after = _each(first, metric), _each(other, metric)
+    if before is None or after is None or not _same_queries(metric, first, other):
+        return None
     return difference(before, after, samples=samples) if before.shape == after.shape else None
 
 

@@ -103,8 +103,8 @@ def judged_pairs(
     kept = [i for i, some in enumerate(others) if some]
     if not kept:
         return None
-    sides = ([side[i] for i in kept] for side in (found.queries, found.captions, others))
-    return RankedPassages(name, *sides)
+    queries, captions = ([side[i] for i in kept] for side in (found.queries, found.captions))
+    return RankedPassages(name, queries, captions, [others[i] for i in kept])
 
 
 def triplet_accuracy(model: Any, found: RankedPassages) -> Measured:

@@ -62,7 +62,7 @@ def neighbours(
     check_finite(queries, gallery)
     if method == "faiss":
         return _by_faiss(queries, gallery, k, recall_target, without_self)
-    rows, cols = min(block_rows, len(queries)), min(block_cols, len(gallery))
+    rows, cols = min(block_rows, max(len(queries), 1)), min(block_cols, len(gallery))
     target = recall_target if method == "approx" else None
     found, scores = (np.empty((len(queries), k), x) for x in (np.int64, np.float32))
     for start in range(0, len(queries), rows):

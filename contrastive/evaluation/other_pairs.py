@@ -22,7 +22,8 @@ from contrastive.data.sources import open_source
 from contrastive.data.splits import content_ids
 from contrastive.data.unchecked import Fetched
 from contrastive.errors import DataError, NoSuchSplit
-from contrastive.evaluation.baselines import raw_pixel_scores
+from contrastive.evaluation import shape
+from contrastive.evaluation.baselines import raw_pixel_scores, tf_idf_scores
 from contrastive.evaluation.judged import (
     LabelledPairs,
     RankedPassages,
@@ -33,11 +34,10 @@ from contrastive.evaluation.measured import Measured
 from contrastive.evaluation.ranking import rank_scores
 from contrastive.evaluation.retrieval import summarise
 from contrastive.evaluation.sets import HELD_OUT_SPLITS, emoji_splits, evenly
-from contrastive.geometry import alignment, uniformity
+from contrastive.geometry import uniformity
 from contrastive.logits import LogitPartition
 
 Compare = Callable[..., Measured]
-_alignment = jax.jit(alignment)
 _uniformity = jax.jit(partial(uniformity, partition=LogitPartition()))
 _VIEW_SEED = 0  # of the views that held-out pictures are compared by
 
@@ -55,16 +55,13 @@ class TextPairs:
     triplets: RankedPassages | None = None
 
     def measure(self, model: Any, compare: Compare) -> Measured:
-        """``{"TASK/METRIC": value}``: retrieval both ways, alignment and uniformity."""
+        """``{"TASK/METRIC": value}``: retrieval both ways and geometry."""
         queries = model.encode_text(list(self.queries), role="query")
         positives = model.encode_text(list(self.positives), role="passage")
         ids = self.query_ids, self.positive_ids
         results = Measured().add(compare(queries, positives, *ids), "query_to_positive")
         results.add(compare(positives, queries, *ids[::-1]), "positive_to_query")
-        results["geometry/alignment"] = _align(queries, positives, *ids)
-        if len(queries) > 1 and len(positives) > 1:
-            results["geometry/uniformity_queries"] = float(_uniformity(queries))
-            results["geometry/uniformity_texts"] = float(_uniformity(positives))
+        results.add(_geometry(model, queries, positives, ids, ("queries", "texts")), "geometry")
         return (
             results
             if self.triplets is None
@@ -72,8 +69,15 @@ class TextPairs:
         )
 
     def baseline(self) -> Measured:
-        """Nothing: pixels say nothing about texts."""
-        return Measured()
+        """Retrieval by the words that two texts have in common."""
+        results, scores = Measured(), tf_idf_scores(self.queries, self.positives)
+        ids = self.query_ids, self.positive_ids
+        for task, matrix, own, other in (
+            ("query_to_positive", scores, *ids),
+            ("positive_to_query", scores.T, *ids[::-1]),
+        ):
+            results.add(summarise(rank_scores(matrix, own, other), own, other), task)
+        return results
 
     def contents(self) -> list[str]:
         """What the set consists of, to tell it from others."""
@@ -85,20 +89,19 @@ class ViewPairs:
     """Pictures to look for, and those among which; equal ids show the same."""
 
     name: str
-    queries: UInt8[np.ndarray, "queries size size 3"]
+    queries: UInt8[np.ndarray, "queries ..."]
     query_ids: Int32[np.ndarray, " queries"]
-    gallery: UInt8[np.ndarray, "gallery size size 3"]
+    gallery: UInt8[np.ndarray, "gallery ..."]
     gallery_ids: Int32[np.ndarray, " gallery"]
 
     def measure(self, model: Any, compare: Compare) -> Measured:
-        """``{"TASK/METRIC": value}``: retrieval, alignment and uniformity."""
+        """``{"TASK/METRIC": value}``: retrieval and geometry."""
         queries, gallery = model.encode_image(self.queries), model.encode_image(self.gallery)
         ids = self.query_ids, self.gallery_ids
         results = Measured().add(compare(queries, gallery, *ids), "image_to_image")
-        results["geometry/alignment"] = _align(queries, gallery, *ids)
-        if len(gallery) > 1:
-            results["geometry/uniformity_images"] = float(_uniformity(gallery))
-        return results
+        return results.add(
+            _geometry(model, queries, gallery, ids, ("queries", "images")), "geometry"
+        )
 
     def baseline(self) -> Measured:
         """The same, by the pictures' pixels."""
@@ -155,13 +158,16 @@ def _text_set(name: str, source: Source, data: DataConfig) -> TextSet | None:
         judged = judged_pairs(name, found, data.fields.labels)
     if data.joined or data.fields.labels:
         return judged
-    sides = []
-    for texts in (found.queries, found.captions):
-        once: dict[tuple[int, str], str] = {}
+
+    def once(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
+        different: dict[tuple[int, str], str] = {}
         for identity, text in zip(found.ids.tolist(), texts, strict=True):
-            once.setdefault((identity, canonical(text)), text)
-        sides += [list(once.values()), np.array([identity for identity, _ in once], np.int32)]
-    return TextPairs(name, *sides, judged if isinstance(judged, RankedPassages) else None)
+            different.setdefault((identity, canonical(text)), text)
+        ids = np.array([identity for identity, _ in different], np.int32)
+        return list(different.values()), ids
+
+    triplets = judged if isinstance(judged, RankedPassages) else None
+    return TextPairs(name, *once(found.queries), *once(found.captions), triplets)
 
 
 def _two_artists(data: DataConfig, most: int) -> Iterable[ViewPairs]:
@@ -226,7 +232,20 @@ def _two_views(name: str, source: Source, data: DataConfig) -> ViewPairs:
     return ViewPairs(name, batch["view_a"], ids, batch["view_b"], ids)
 
 
-def _align(first: np.ndarray, second: np.ndarray, ids: np.ndarray, others: np.ndarray) -> float:
-    """Mean squared distance of each row of the first side and the first row of its id there."""
-    place = {identity: row for row, identity in reversed(list(enumerate(others.tolist())))}
-    return float(_alignment(first, second[[place[identity] for identity in ids.tolist()]]))
+def _geometry(
+    model: Any,
+    first: np.ndarray,
+    second: np.ndarray,
+    ids: tuple[np.ndarray, np.ndarray],
+    names: tuple[str, str],
+) -> Measured:
+    """How the pairs lie, each row of the first side with the first row of its id on the second;
+    the second side's uniformity is that of all its rows."""
+    place = {identity: row for row, identity in reversed(list(enumerate(ids[1].tolist())))}
+    others = second[[place[identity] for identity in ids[0].tolist()]]
+    scale = getattr(model, "scale", None)
+    results = shape.geometry_metrics(first, others, ids[0], scale=scale, names=names)
+    if len(second) > 1:
+        results[f"uniformity_{names[1]}"] = float(_uniformity(second))
+    results.drawn |= shape.histograms(first, others, ids[0])
+    return results

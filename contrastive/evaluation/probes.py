@@ -132,7 +132,7 @@ def few_shot(
     if counts.min() < shots:
         raise DataError(
             f"class {classes[counts.argmin()]} has {counts.min()} training examples; {shots} are "
-            "needed."
+            "needed (--shots takes other numbers)."
         )
     draw = np.random.default_rng(seed)
     correct = []

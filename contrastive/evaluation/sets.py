@@ -28,7 +28,7 @@ class EvaluationSet:
     """
 
     name: str
-    images: UInt8[np.ndarray, "images size size 3"]
+    images: UInt8[np.ndarray, "images ..."]
     keys: Sequence[str]  # names each picture in messages and on pages
     ids: Int32[np.ndarray, " images"]
     texts: Sequence[str]
@@ -56,7 +56,7 @@ class EvaluationSet:
 class KnownPictures:
     """Pictures that the model was trained on, for the raw-pixel baseline."""
 
-    images: UInt8[np.ndarray, "images size size 3"]
+    images: UInt8[np.ndarray, "images ..."]
     ids: Int32[np.ndarray, " images"]
     labels: Int32[np.ndarray, " images"]
 

@@ -45,7 +45,9 @@ class EvaluationConfig:
     quick_pictures: int = 500  # pictures a set in a quick evaluation
     pictures: int = 20_000  # pictures a set at the end; of larger sets, evenly spaced ones
     templates: Literal["plain", "emoji", "photo"] = "plain"  # prompts around class names
-    baselines: bool = True  # also evaluate raw pixels and an untrained model at the end
+    baselines: bool = (
+        True  # also evaluate raw pixels (of texts: common words) and an untrained model at the end
+    )
     block_rows: int = 1024  # queries whose scores are held at a time
     block_cols: int = 8192  # items whose scores are held at a time
 
@@ -97,10 +99,10 @@ def evaluate(
 
     Returns:
       ``{"SET/TASK/METRIC": value}``; a metric's chance level is beside it as ``METRIC_chance``, the
-      baselines as ``METRIC_raw_pixels`` and ``METRIC_random_init``. Sizes are recorded as
-      ``queries``, ``gallery``, ``images``, ``classes``, ``templates``, and (not when quick) the
-      split, a digest of the set and the name of the template set as strings. Empty if there is
-      nothing to evaluate on.
+      baselines as ``METRIC_raw_pixels`` (of texts ``METRIC_tf_idf``) and ``METRIC_random_init``.
+      Sizes are recorded as ``queries``, ``gallery``, ``images``, ``classes``, ``templates``, and
+      (not when quick) the split, a digest of the set and the name of the template set as strings.
+      Empty if there is nothing to evaluate on.
     """
     config = recipe.eval
     most = config.quick_pictures if quick else config.pictures
@@ -155,9 +157,10 @@ def _evaluate_others(
         results[f"{one.name}/content"] = digest(one.contents())
     if recipe.eval.baselines:
         twin = model.untrained(UNTRAINED_SEED)
+        unlearned = "tf_idf" if recipe.data.pairs == "texts" else "raw_pixels"
         for one in sets:
             results.add(_compared(one.measure(twin, compare), "random_init"), one.name)
-            results.add(_compared(one.baseline(), "raw_pixels"), one.name)
+            results.add(_compared(one.baseline(), unlearned), one.name)
     return Measured(dict(sorted(results.items())), results.each, results.drawn)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -52,12 +53,13 @@ _SHOWN = {
 _COUNTS = ("queries", "pairs", "images")
 _GEOMETRY = {
     "effective_rank_images": "rank, images",
+    "effective_rank_queries": "rank, queries",
     "effective_rank_texts": "rank, texts",
     "modality_gap": "modality gap",
     "information_bound": "information",
     "information_ceiling": "at most",
 }
-SHAPE_TITLES = tuple(_GEOMETRY.values())
+OF_TEXTS = ("query_to_positive", "positive_to_query")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +75,7 @@ class TableRow:
     tenth: float | None
     median_rank: float | None
     chance: float | None  # of ``first``, like the two below
-    raw_pixels: float | None
+    unlearned: float | None  # by raw pixels, or of texts by common words (TF-IDF)
     random_init: float | None
 
 
@@ -87,8 +89,18 @@ class GeometryRow:
     uniformity_texts: tuple[float | None, float | None]
 
 
+def _numbers(results: Mapping[str, Any]) -> dict[str, float | None]:
+    """Without words; what is not finite is not defined. A file may say anything."""
+    return {
+        name: value if value is not None and math.isfinite(value) else None
+        for name, value in results.items()
+        if value is None or isinstance(value, int | float)
+    }
+
+
 def geometry_rows(results: Mapping[str, Any]) -> list[GeometryRow]:
     """The geometry of every set, in the order of :func:`table_rows`."""
+    results = _numbers(results)
 
     def pair(group: str, metric: str) -> tuple[float | None, float | None]:
         path = f"{group}/geometry/{metric}"
@@ -107,8 +119,8 @@ def geometry_rows(results: Mapping[str, Any]) -> list[GeometryRow]:
 
 
 def _first_side(group: str, results: Mapping[str, Any]) -> str:
-    queries = "uniformity_queries"
-    return queries if f"{group}/geometry/{queries}" in results else "uniformity_images"
+    images = "uniformity_images"
+    return images if f"{group}/geometry/{images}" in results else "uniformity_queries"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +135,7 @@ class TaskRow:
 
 def task_rows(results: Mapping[str, Any]) -> list[TaskRow]:
     """The results of tasks other than retrieval across towers and zero-shot."""
-    rows = []
+    results, rows = _numbers(results), []
     for group in _groups(results):
         for task, shown in _SHOWN.items():
             start = f"{group}/{task}/"
@@ -135,7 +147,8 @@ def task_rows(results: Mapping[str, Any]) -> list[TaskRow]:
                 if name == wanted or (wanted.endswith("@") and name.startswith(wanted))
             ]
             if names:
-                count = next((int(found[name]) for name in _COUNTS if name in found), 0)
+                counts = {name.partition("@")[0]: value or 0 for name, value in found.items()}
+                count = next((int(counts[name]) for name in _COUNTS if name in counts), 0)
                 numbers = {name: found[name] for name in names}
                 rows.append(TaskRow(group, task, count, numbers))
     return rows
@@ -143,17 +156,22 @@ def task_rows(results: Mapping[str, Any]) -> list[TaskRow]:
 
 def shape_rows(results: Mapping[str, Any]) -> list[tuple[str, dict[str, float], bool]]:
     """Set, how its rows lie by plain names, and whether they have collapsed."""
-    rows = []
+    results, rows = _numbers(results), []
     for group in _groups(results):
         start = f"{group}/geometry/"
         found = {
-            title: float(results[start + name])
+            title: value
             for name, title in _GEOMETRY.items()
-            if start + name in results
+            if (value := results.get(start + name)) is not None
         }
         if found:
             rows.append((group, found, bool(results.get(start + "collapsed"))))
     return rows
+
+
+def shape_titles(rows: Sequence[tuple[str, Mapping[str, float], bool]]) -> list[str]:
+    """The columns of :func:`shape_rows` that any row fills."""
+    return [title for title in _GEOMETRY.values() if any(title in found for _, found, _ in rows)]
 
 
 def _groups(results: Mapping[str, Any]) -> list[str]:
@@ -165,7 +183,7 @@ def _groups(results: Mapping[str, Any]) -> list[str]:
 
 def table_rows(results: Mapping[str, Any]) -> list[TableRow]:
     """The retrieval and zero-shot results in the order in which people read them."""
-    rows = []
+    results, rows = _numbers(results), []
     for group in _groups(results):
         for task, first, size in (
             ("image_to_text", "recall@1", ("queries", "gallery")),
@@ -179,9 +197,10 @@ def table_rows(results: Mapping[str, Any]) -> list[TableRow]:
             if prefix + first not in results:
                 continue
 
+            texts = task in OF_TEXTS
+
             def get(metric: str, prefix: str = prefix) -> float | None:
-                value = results.get(prefix + metric)
-                return value if isinstance(value, int | float) else None
+                return results.get(prefix + metric)
 
             rows.append(
                 TableRow(
@@ -194,7 +213,7 @@ def table_rows(results: Mapping[str, Any]) -> list[TableRow]:
                     tenth=get("recall@10"),
                     median_rank=get("median_rank"),
                     chance=get(f"{first}_chance"),
-                    raw_pixels=get(f"{first}_raw_pixels"),
+                    unlearned=get(f"{first}_tf_idf" if texts else f"{first}_raw_pixels"),
                     random_init=get(f"{first}_random_init"),
                 )
             )
@@ -204,7 +223,9 @@ def table_rows(results: Mapping[str, Any]) -> list[TableRow]:
 def format_table(results: Mapping[str, Any], *, width: int = 100) -> str:
     """The results as a table for the terminal: shares of queries, beside chance and baselines."""
     out = io.StringIO()
-    console = Console(file=out, width=width, color_system=None, highlight=False)
+    console = Console(
+        file=out, width=width, color_system=None, highlight=False, markup=False, emoji=False
+    )
     rows, tasks, shapes = table_rows(results), task_rows(results), shape_rows(results)
     if not (rows or tasks or shapes):
         return "Nothing was evaluated: the data has no split to evaluate on."
@@ -213,7 +234,8 @@ def format_table(results: Mapping[str, Any], *, width: int = 100) -> str:
         console.print(
             "R@k: share of queries with a right answer among the first k (zero-shot: top-k)."
         )
-        console.print("chance, pixels (nearest training picture) and untrained are for R@1.")
+        unlearned = _unlearned(rows)
+        console.print(f"chance, {unlearned} ({_MEANS[unlearned]}) and untrained are for R@1.")
     if tasks:
         console.print(_task_table(tasks))
     if geometry := geometry_rows(results):
@@ -232,6 +254,14 @@ def format_table(results: Mapping[str, Any], *, width: int = 100) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
+_MEANS = {"pixels": "nearest training picture", "words": "TF-IDF"}
+
+
+def _unlearned(rows: Sequence[TableRow]) -> str:
+    """What the column of the baseline without learning is called."""
+    return "words" if any(row.task in OF_TEXTS for row in rows) else "pixels"
+
+
 def _ranking_table(rows: Sequence[TableRow]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("", no_wrap=True)
@@ -244,7 +274,7 @@ def _ranking_table(rows: Sequence[TableRow]) -> Table:
         "R@10",
         "median",
         "chance",
-        "pixels",
+        _unlearned(rows),
         "untrained",
     ):
         table.add_column(name, justify="right")
@@ -255,7 +285,7 @@ def _ranking_table(rows: Sequence[TableRow]) -> Table:
             table.add_section()
         before = row.group
         shares = (row.first, row.fifth, row.tenth)
-        baselines = (row.chance, row.raw_pixels, row.random_init)
+        baselines = (row.chance, row.unlearned, row.random_init)
         median = "" if row.median_rank is None else f"{row.median_rank:g}"
         table.add_row(
             Text(title, "bold"),
@@ -285,10 +315,11 @@ def _task_table(rows: Sequence[TaskRow]) -> Table:
 def _shape_table(rows: Sequence[tuple[str, dict[str, float], bool]]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("", no_wrap=True)
-    for title in SHAPE_TITLES:
+    titles = shape_titles(rows)
+    for title in titles:
         table.add_column(title, justify="right")
     for group, found, _ in rows:
-        cells = (f"{found[title]:.2f}" if title in found else "" for title in SHAPE_TITLES)
+        cells = (f"{found[title]:.2f}" if title in found else "" for title in titles)
         table.add_row(TITLES.get(group, group), *cells)
     return table
 

@@ -4,7 +4,9 @@ A task takes a model (``encode_image``, ``encode_text``) and gives ``{"TASK/METR
 """
 
 import dataclasses
+import os
 import pathlib
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -27,6 +29,11 @@ from contrastive.evaluation.suite import digest
 from contrastive.evaluation.text_files import read_judged, read_pairs
 from contrastive.mesh import Devices
 from contrastive.towers import Role
+
+# What names of files end in; a dot may also be part of a name (STS.input.MSRpar.txt).
+_ENDING = re.compile(
+    r"(?<=.)(\.(jsonl?|[tc]sv|txt|parquet|arrow|tar|tfrecord|array_?record|gz))+$", re.IGNORECASE
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,9 +58,17 @@ class TaskOptions:
         """How results call the set."""
         if self.name:
             return self.name
-        path = pathlib.PurePath(self.data.removeprefix("tfds:"))
-        stem = path.name.split(".")[0]
-        return path.parent.name if stem in ("pairs", "train", "test", "validation") else stem
+        path = pathlib.PurePath(os.path.abspath(self.data.removeprefix("tfds:")))
+        stem = _ENDING.sub("", path.name)
+        found = path.parent.name if stem in ("pairs", "train", "test", "validation") else stem
+        return found or "data"
+
+    def __post_init__(self) -> None:
+        if "/" in (self.name or ""):
+            raise ConfigError(
+                f"--name = {self.name!r}: the name of a set holds no slash, which parts sets from "
+                "tasks in evaluation.json."
+            )
 
 
 Task = Callable[["Run"], Measured]
@@ -165,11 +180,14 @@ def _retrieval(run: Run) -> Measured:
 
 def _geometry(run: Run) -> Measured:
     split, found = run.pictures(run.options.split)
-    texts = run.texts(found.captions)
-    images = found.rows[found.pictures]
+    said = np.flatnonzero([bool(text) for text in found.captions])
+    if not len(said):
+        raise DataError(f"{run.options.data} has no captions: there are no pairs to measure.")
+    texts = run.texts([found.captions[int(i)] for i in said])
+    images, ids = found.rows[found.pictures[said]], found.ids[said]
     scale = getattr(run.model, "scale", None)
-    results = shape.geometry_metrics(images, texts, found.ids, scale=scale)
-    results.drawn |= shape.histograms(images, texts, found.ids)
+    results = shape.geometry_metrics(images, texts, ids, scale=scale)
+    results.drawn |= shape.histograms(images, texts, ids)
     return _about(results, split, found)
 
 
@@ -208,6 +226,8 @@ def _about(results: Measured, split: str, found: EncodedPictures) -> Measured:
 
 
 def _probe(run: Run, probe: Callable[..., Measured]) -> Measured:
+    if run.options.split == "train":
+        raise UserError("a probe learns from the split 'train': --split has to name another.")
     _, train = run.pictures("train")
     split, test = run.pictures(run.options.split)
     if run.options.classes is None:

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from contrastive.data.text_fields import POSITIVE_NAMES, QUERY_NAMES
-from contrastive.errors import DataError
+from contrastive.errors import DataError, first_line
 
 SUFFIXES = (".jsonl", ".json", ".tsv", ".csv", ".txt", ".parquet")
 Row = Mapping[str, Any]
@@ -294,8 +294,8 @@ def _json_rows(path: pathlib.Path, text: str) -> Iterator[Row]:
             continue
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}, line {number} is not JSON: {error}.") from error
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}, line {number} is not JSON: {first_line(error)}.") from error
         if not isinstance(row, dict):
             raise DataError(f"{path}, line {number} is not an object with names.")
         yield row

@@ -221,5 +221,5 @@ def submit_script(text: str, file: pathlib.Path, options: Sequence[str] = ()) ->
     """
     with whole_file(file) as path:
         path.write_text(text)
-    said = run_tool(["sbatch", "--parsable", *options, str(file)], seconds=120)
+    said = run_tool(["sbatch", "--parsable", *options, str(file)], seconds=120.0)
     return said.strip().partition(";")[0]

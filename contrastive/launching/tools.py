@@ -17,7 +17,7 @@ _WHERE = {
 
 # What a refusal says, and what to do about it
 _REFUSALS = (
-    (r"munge", "munged does not run on this machine: start it (systemctl start munge)"),
+    (r"[Mm]unge", "munged does not run on this machine: start it (systemctl start munge)"),
     (
         r"[Uu]nable to contact slurm controller|[Cc]onnection refused|connect failure",
         "the server does not answer: see whether it runs and is reached from here",

@@ -264,7 +264,7 @@ class Runner:
           UserError: It failed although the workers are there.
         """
         try:
-            return run_tool(command, seconds=1800)
+            return run_tool(command, seconds=1800.0)
         except UserError:
             if self._state() == "ACTIVE":
                 raise
@@ -278,7 +278,7 @@ class Runner:
             if self._state() != "ACTIVE":
                 return None
             try:
-                said = run_tool(self._tpu.statuses(), seconds=300)
+                said = run_tool(self._tpu.statuses(), seconds=300.0)
             except UserError:
                 missed += 1  # a connection that fails now and then is no failure
                 if missed >= 5:
@@ -293,7 +293,7 @@ class Runner:
 
     def _show(self) -> None:
         try:
-            newest = run_tool(self._tpu.newest(), seconds=300).strip()
+            newest = run_tool(self._tpu.newest(), seconds=300.0).strip()
         except UserError:
             return
         if newest and newest != self._said:

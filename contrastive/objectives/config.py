@@ -51,6 +51,10 @@ class LossConfig:
     mining: Literal["batch_hard", "batch_all"] | None = None
     # Whether the negatives that come with a pair (config.data.negatives) are also the other pairs'
     share_negatives: bool = True
+    # The loss is also that of the first so many entries of the rows, brought to unit length, with
+    # these weights (and 1 for whole rows); no weights: all 1
+    matryoshka: tuple[int, ...] = ()
+    matryoshka_weights: tuple[float, ...] = ()
     mask_duplicates: bool = True  # pairs with equal content ids are not each other's negatives
     drop_duplicates: bool = False  # of pairs with equal content ids only the first is in the loss
     exchange: Literal["dense", "gather", "ring"] | None = None  # None: read from the inputs
@@ -70,6 +74,7 @@ class LossConfig:
             )
         self._check_triplet()
         self._check_scale()
+        self._check_matryoshka()
         if self.exchange in (None, "dense") and (self.block_rows or self.block_cols):
             raise ConfigError(
                 "config.loss.block_rows and block_cols cut the logits of exchange = 'gather' or "
@@ -109,6 +114,43 @@ class LossConfig:
             raise ConfigError(
                 "config.loss.mask_duplicates is not used by 'classifier', which compares nothing "
                 "across pairs."
+            )
+
+    def _check_matryoshka(self) -> None:
+        dims, weights = self.matryoshka, self.matryoshka_weights
+        if list(dims) != sorted(set(dims)) or (dims and dims[0] < 1):
+            raise ConfigError(
+                f"config.loss.matryoshka = {dims} has to be sizes of prefixes, each larger than "
+                "the one before."
+            )
+        if weights and (len(weights) != len(dims) or min(weights) <= 0):
+            raise ConfigError(
+                f"config.loss.matryoshka_weights = {weights} has to be a positive number for each "
+                f"of config.loss.matryoshka = {dims}."
+            )
+        if dims and self.name in JUDGES:
+            raise ConfigError(
+                f"config.loss.matryoshka has no effect on {self.name!r}, which reads whole rows."
+            )
+
+    def prefixes(self) -> tuple[tuple[int, float], ...]:
+        """The prefixes of rows that are compared beside whole rows, with their weights."""
+        weights = self.matryoshka_weights or (1.0,) * len(self.matryoshka)
+        return tuple(zip(self.matryoshka, weights, strict=True))
+
+    def check_rows(self, dim: int, *, momentum: bool) -> None:
+        """Raises :class:`ConfigError` where prefixes are not shorter than rows, or keys come from
+        a momentum encoder."""
+        if not self.matryoshka:
+            return
+        if self.matryoshka[-1] >= dim:
+            raise ConfigError(
+                f"config.loss.matryoshka = {self.matryoshka}: rows have {dim} entries, and are "
+                "compared whole anyway; prefixes have to be shorter."
+            )
+        if momentum:
+            raise ConfigError(
+                "config.loss.matryoshka does not go with config.momentum, whose keys are whole."
             )
 
     def check_negatives(self, negatives: int) -> None:

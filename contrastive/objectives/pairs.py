@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from contrastive import losses
+from contrastive.geometry import normalize
 from contrastive.logits import LogitPartition, RowStatistics, masks
 from contrastive.objectives import momentum as momentum_lib
 from contrastive.objectives.config import JUDGES, LOSS_SCOPE, LossConfig
@@ -43,7 +44,9 @@ def make_objective(
 
     Of pairs of texts with negatives in the batch these join the passages that a query is told from
     (DPR); of views with small crops, each crop finds both views among those of the batch, and the
-    loss is the mean over the views and all crops.
+    loss is the mean over the views and all crops. Matryoshka (Kusupati et al. 2022,
+    https://arxiv.org/abs/2205.13147): ``L(z) + Σ_m w_m L(z[:m] / |z[:m]|)``, from one pass of the
+    towers.
 
     Args:
       config: Loss, scale and masks.
@@ -70,23 +73,47 @@ def make_objective(
         rest = encode(2, predict=against_keys) if several else None
         if momentum is not None and momentum.on:
             (value, stats), crop = _against_keys(momentum, loss, encode, batch)
-            metrics = {}
+            value, metrics = _with_crops(value, crop, rest), {}
         else:
             first, second = encode(0), encode(1)
-            value, stats = loss.of(first, second, rest if pairs == "texts" else None)
-            crop = functools.partial(_two_ways, loss, first, second)
+            value, stats = _of_pairs(loss, pairs, first, second, rest)
             cosine = jnp.sum(first * second, axis=1)
             metrics = extremes("positive_cosine", cosine, loss.weights) if stats is None else {}
-        if rest is not None and pairs == "views":
-            crops = [crop(rest[:, i]) for i in range(rest.shape[1])]
-            value = (value + sum(crops, jnp.zeros(()))) / (1 + len(crops))
+            if config.matryoshka:
+                metrics["loss/whole"] = value
+            for dim, weight in config.prefixes():
+                shorter = _prefix(first, dim), _prefix(second, dim)
+                others = None if rest is None else _prefix(rest, dim)
+                metrics[f"loss/{dim}"], _ = _of_pairs(loss, pairs, *shorter, others)
+                value = value + weight * metrics[f"loss/{dim}"]
         if stats is not None:
-            metrics = {"scale": loss.scale, "temperature": 1 / loss.scale}
+            metrics |= {"scale": loss.scale, "temperature": 1 / loss.scale}
             metrics |= {"bias": loss.bias} if config.name == "siglip" else {}
             metrics |= watch(stats, loss.scale, loss.bias, WAYS[pairs])
         return value, metrics
 
     return objective
+
+
+def _of_pairs(loss: "_Loss", pairs: Pairs, first: Rows, second: Rows, rest: Array | None) -> Found:
+    """The loss of pairs with what comes with them: negatives of texts, small crops of views."""
+    if pairs == "texts":
+        return loss.of(first, second, rest)
+    value, stats = loss.of(first, second, None)
+    return _with_crops(value, functools.partial(_two_ways, loss, first, second), rest), stats
+
+
+def _prefix(rows: Array, dim: int) -> Array:
+    """The first entries of rows, brought to unit length."""
+    return normalize(rows[..., :dim])
+
+
+def _with_crops(value: Array, crop: Callable[[Rows], Array], rest: Array | None) -> Array:
+    """The mean of a loss and those of the small crops of each pair."""
+    if rest is None:
+        return value
+    crops = [crop(rest[:, i]) for i in range(rest.shape[1])]
+    return (value + sum(crops, jnp.zeros(()))) / (1 + len(crops))
 
 
 def _two_ways(loss: "_Loss", first: Rows, second: Rows, crop: Rows) -> Array:

@@ -180,7 +180,8 @@ def prompts(source: Source) -> dict[str, Any]:
         )
 
     def first(names: tuple[str, ...]) -> str:
-        return next((given[name] for name in names if name in given), given.get(default, ""))
+        named = (given[name] for name in names if name in given)
+        return next(named, "" if default is None else given[default])
 
     query, passage = first(("query",)), first(("document", "passage", "corpus"))
     if not query and not passage:

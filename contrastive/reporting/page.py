@@ -21,13 +21,14 @@ import numpy as np
 from contrastive.errors import UserError
 from contrastive.evaluation.shape import BINS
 from contrastive.evaluation.table import (
-    SHAPE_TITLES,
+    OF_TEXTS,
     TITLES,
     TableRow,
     beside_untrained,
     geometry_rows,
     number,
     shape_rows,
+    shape_titles,
     share,
     table_rows,
     task_rows,
@@ -83,9 +84,10 @@ def write_report(workdir: pathlib.Path | str, *, model: Any = None) -> pathlib.P
 
 def _read_json(path: pathlib.Path) -> dict[str, Any]:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
         return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
@@ -148,8 +150,9 @@ def shapes(lists: Mapping[str, np.ndarray]) -> list[tuple[Chart, Number]]:
     )
     spectra = Chart(
         f"Spectrum, {title}",
-        [line("images", "spectrum_first"), line("texts", "spectrum_second")],
-        note="Singular values by size, as shares of the largest; flat where all are used.",
+        [line("first of the pairs", "spectrum_first"), line("second", "spectrum_second")],
+        note="Of images and texts, queries and passages, or two views. Singular values by size, "
+        "as shares of the largest; flat where all are used.",
         log=True,
     )
     width = max((len(x.values) for x in spectra.lines), default=1)
@@ -215,7 +218,10 @@ def headlines(rows: Sequence[TableRow]) -> list[Headline]:
             *[
                 Bar(label, value, "baseline")
                 for label, value in (
-                    ("nearest pixels", row.raw_pixels),
+                    (
+                        "words in common" if row.task in OF_TEXTS else "nearest pixels",
+                        row.unlearned,
+                    ),
                     ("untrained", row.random_init),
                     ("chance", row.chance),
                 )
@@ -293,13 +299,17 @@ def _temperature(lines: Lines) -> str:
 
 
 def _recall_chart(lines: Lines, line: Any) -> Chart:
-    suffix = "/image_to_text/recall@1"
-    keys = sorted({k for entry in lines for k in entry if k.endswith(suffix)})
+    logged = {k for entry in lines for k in entry}
+    tasks = ("image_to_text", "query_to_positive", "image_to_image")
+    found = (task for task in tasks if any(k.endswith(f"/{task}/recall@1") for k in logged))
+    task = next(found, tasks[0])
+    suffix = f"/{task}/recall@1"
+    keys = sorted(k for k in logged if k.endswith(suffix))
     order = list(TITLES)
     names = [key.removeprefix("evaluation/").removesuffix(suffix) for key in keys]
     names.sort(key=lambda name: order.index(name) if name in order else len(order))
     return Chart(
-        "Recall@1, image → text",
+        f"Recall@1, {TITLES[task]}",
         [line(TITLES.get(name, name), f"evaluation/{name}{suffix}") for name in names[:6]],
         note="Of quick evaluations during the run; the last point is the final one.",
         share=True,
@@ -354,7 +364,7 @@ def _render(
         geometry=geometry_rows(results),
         tasks=task_rows(results),
         shapes=shape_rows(results),
-        shape_titles=SHAPE_TITLES,
+        shape_titles=shape_titles(shape_rows(results)),
         drawn=[
             (chart, svg, charts.legend(chart))
             for chart, last in shapes(lists)

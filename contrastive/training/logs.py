@@ -220,10 +220,8 @@ class Terminal:
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Shows where the run is."""
-        note = (
-            f"loss {metrics['loss']:.3f}  scale {metrics['scale']:.1f}  "
-            f"{metrics['examples_per_second']:.0f} pairs/s"
-        )
+        scale = f"scale {metrics['scale']:.1f}  " if "scale" in metrics else ""
+        note = f"loss {metrics['loss']:.3f}  {scale}{metrics['examples_per_second']:.0f} pairs/s"
         if self._bar is not None:
             self._bar.update(self._task, completed=step, note=note)
         elif step - self._last_line >= max(self._total // 20, 1) or step == self._total:

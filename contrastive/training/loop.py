@@ -45,6 +45,8 @@ class Hooks:
     pause: Callable[[str], AbstractContextManager[Any]] = nullcontext
     # Called with the number of each step once it is on its way, and with ``start`` before the first
     dispatched: Callable[[int, Any], None] = lambda step, metrics: None
+    # The state that goes on after a step, before the next batch is taken
+    after: Callable[[int, TrainState], TrainState] = lambda step, state: state
 
 
 class NonFiniteLoss(UserError):
@@ -91,6 +93,7 @@ def run(
             state, metrics = step_fn(state, batch)
         step += 1
         hooks.dispatched(step, metrics)
+        state = hooks.after(step, state)
         last = step == stop or hooks.stop_requested()
         batch = None if last else to_device(meter.waiting(batches), sharding)
         meter.add(step, size, metrics)

@@ -2,6 +2,7 @@
 
 import io
 import pathlib
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -10,7 +11,7 @@ from contrastive.whole import whole_file
 from experiments.common.outcome import Plot
 
 COLOURS = ("#2f5bd7", "#d9692f", "#12805c", "#8a4fc4", "#a57c00", "#c03a72", "#5a5e63", "#1c9aa0")
-_STYLE = {
+_STYLE: Any = {
     "svg.hashsalt": "contrastive",
     "font.size": 9.0,
     "axes.spines.top": False,

@@ -14,7 +14,7 @@ class Mean(NamedTuple):
     value: float
     low: float
     high: float
-    count: int
+    runs: int
 
     def __str__(self) -> str:
         text = f"{self.value:.4g}"
@@ -28,7 +28,7 @@ class Mean(NamedTuple):
         return int(self.low > 0) - int(self.high < 0)
 
 
-def mean(values: Sequence[float], confidence: float = 0.95) -> Mean:
+def mean(values: Sequence[float] | np.ndarray, confidence: float = 0.95) -> Mean:
     """Of independent runs: ``mean ± t · s / √n``."""
     x = np.asarray(values, np.float64)
     if len(x) < 2:

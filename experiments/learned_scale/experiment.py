@@ -67,7 +67,7 @@ def learned(images: Array, captions: Array, limit: float | None) -> np.ndarray:
         log_scale, state = carry
         slope = jax.grad(lambda x: mean_loss(images, captions, jnp.exp(x)))(log_scale)
         update, state = optimizer.update(slope, state, log_scale)
-        log_scale = optax.apply_updates(log_scale, update)
+        log_scale = jnp.asarray(optax.apply_updates(log_scale, update))
         return (log_scale, state), jnp.exp(log_scale)
 
     @jax.jit

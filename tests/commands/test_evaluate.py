@@ -3,6 +3,8 @@
 import io
 import json
 import shutil
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -188,12 +190,64 @@ def test_damaged_results_are_named_and_do_not_stop_new_ones(tmp_path, caplog):
     write_results(folder, Measured({"other/similarity/pairs": 4.0}))
     assert "evaluation.npz is damaged" in caplog.messages[0]
     assert {"set/geometry/alignment", "other/similarity/pairs"} <= set(read_results(folder))
-    for content in ("[1]", "{", "\udc80"):
+    for content in ("[1]", "{", "\udc80", "[" * 100_000, '{"set/knn/top1": [1]}'):
         (folder / "evaluation.json").write_text(content, errors="surrogateescape")
         with pytest.raises(UserError, match=r"evaluation\.json is damaged"):
             read_results(folder)
     write_results(folder, measured(0, 0.0))
     assert "set/geometry/alignment" in read_results(folder)
+
+
+def test_evaluations_at_the_same_time_keep_each_others_numbers(tmp_path):
+    """Two processes that write into one folder, again and again."""
+    code = (
+        "import pathlib, sys\n"
+        "from contrastive.commands.evaluate import write_results\n"
+        "from contrastive.evaluation.measured import Measured\n"
+        "for i in range(20):\n"
+        "    found = Measured()\n"
+        "    found.mean(f'{sys.argv[1]}{i}/knn/top1', __import__('numpy').ones(50))\n"
+        "    write_results(pathlib.Path(sys.argv[2]), found)\n"
+    )
+    writers = [subprocess.Popen([sys.executable, "-c", code, name, str(tmp_path)]) for name in "ab"]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    found = read_results(tmp_path)
+    assert set(found) == {f"{name}{i}/knn/top1" for name in "ab" for i in range(20)}
+    assert set(found.each) == set(found)
+
+
+def test_a_folder_that_takes_no_file_is_said_before_anything_is_measured(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may write everywhere
+    assert main(["evaluate", str(tmp_path), "--task=similarity", "--data=x.jsonl"]) == 2
+    assert "(Permission denied); --output takes another folder" in capsys.readouterr().err
+    (tmp_path / ".evaluation.lock").mkdir()
+    with pytest.raises(UserError, match="--output takes another folder"):
+        write_results(tmp_path, measured(0, 0.0))
+
+
+def test_two_files_that_were_not_written_together_have_no_intervals(tmp_path):
+    for name in ("one", "two"):
+        write_results(tmp_path / name, measured(0, 0.0))
+    numbers = json.loads((tmp_path / "two" / "evaluation.json").read_text())
+    numbers["set/image_to_text/recall@1"] = 0.9
+    (tmp_path / "two" / "evaluation.json").write_text(json.dumps(numbers))
+    console = Console(file=io.StringIO(), width=160)
+    (_, recall) = compare_runs([tmp_path / "one", tmp_path / "two"], console=console)
+    assert recall.intervals[0] is not None
+    assert recall.intervals[1] is None
+    assert recall.difference_intervals == (None,)
+
+
+def test_names_in_brackets_are_no_markup(tmp_path):
+    for name in ("[red]", "two"):
+        write_results(tmp_path / name, Measured({"[b]/knn/top1": 0.5}))
+    console = Console(file=io.StringIO(), width=160)
+    compare_runs([tmp_path / "[red]", tmp_path / "two"], console=console)
+    text = console.file.getvalue()
+    assert "[b]/knn/top1" in text
+    assert "two − [red]" in text
 
 
 def test_what_is_no_run_is_not_evaluated_on_its_own_data(tmp_path, capsys):

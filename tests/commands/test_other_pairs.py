@@ -7,16 +7,20 @@ import json
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 from rich.console import Console
 
 from contrastive import config as config_lib
 from contrastive.commands.embed import embed
-from contrastive.commands.mine import mine
+from contrastive.commands.mine import JudgeConfig, mine
 from contrastive.commands.search import search
 from contrastive.commands.train import train
+from contrastive.data.pipeline import BatchLoader
 from contrastive.data.sources import open_source
 from contrastive.errors import UserError
-from contrastive.loading import load
+from contrastive.loading import load, open_model
+from contrastive.mesh import MeshConfig, make_mesh
+from contrastive.mined import MinedBatches, Miner
 from contrastive.mining import MiningConfig
 from contrastive.recipe import Recipe
 
@@ -150,3 +154,110 @@ def test_a_momentum_encoder_is_a_part_of_the_checkpoint(views, tmp_path, version
         run(views, tmp_path / "moved", "mesh.fsdp=2", devices=8)
         moved, whole = losses(tmp_path / "moved"), losses(tmp_path / "whole")
         np.testing.assert_allclose(moved, whole, rtol=1e-4)
+
+
+def test_labelled_pairs_are_learned_and_told(texts, tmp_path):
+    """By both texts' rows, and by one encoder that reads both."""
+    with open(tmp_path / "labelled.jsonl", "w") as file:
+        for i in range(80):
+            word = ("is", "not")[i % 2]
+            row = {"id": f"q{i}", "query": f"w{i % 9} so", "positive": f"w{i % 7} {word}"}
+            file.write(json.dumps({**row, "label": ("yes", "no")[i % 2]}) + "\n")
+    fields = {"labels": ("yes", "no")}
+    texts.data = {"source": str(tmp_path / "labelled.jsonl"), "pairs": "texts", "text_length": 12}
+    texts.data.update({"tokenizer": {"kind": "words"}, "fields": fields})
+    texts.model.shared, texts.loss = True, {"name": "classifier"}
+    long = ("optimizer.learning_rate=0.05", "total_steps=24", "eval.baselines=true")
+    for joined in ("false", "true"):
+        run(texts, tmp_path / joined, f"data.joined={joined}", *long)
+        found = results(tmp_path / joined)
+        assert found["train/classification/accuracy"] > 0.9
+        assert found["train/classification/accuracy_chance"] == 0.5
+        assert "train/classification/accuracy_random_init" in found
+        model = load(tmp_path / joined)
+        said = model.judge(["w3 so", "w3 so"], ["w1 is", "w1 not"])
+        assert said.argmax(axis=1).tolist() == [0, 1]
+
+
+def test_a_cross_encoder_throws_false_negatives_out(texts, tmp_path):
+    """Answers to other questions that would answer this one too."""
+    pytest.importorskip("bm25s")
+    kinds, rows = ("cat", "dog", "owl"), []
+    for i in range(60):
+        kind = kinds[i % 3]
+        row = {"id": f"q{i}", "query": f"says {kind}", "positive": f"says {kind} {i}"}
+        rows.append(
+            row | {"negatives": [f"says {k} {j}" for k in kinds for j in (1, 2) if k != kind]}
+        )
+    (tmp_path / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    texts.data.source, texts.data.fields = str(tmp_path / "asked.jsonl"), {"held_out_share": 0.0}
+    texts.data.update({"joined": True, "text_length": 12, "query_prefix": "", "passage_prefix": ""})
+    texts.data.negatives = 2
+    bag = {"kind": "transformer", "width": 32, "heads": 2, "depth": 1}
+    texts.model = {"embedding_dim": 16, "text": bag}
+    texts.loss = {"name": "relevance"}
+    run(texts, tmp_path / "judge", "total_steps=200", "optimizer.learning_rate=0.01")
+    assert results(tmp_path / "judge")["train/relevance/recall@1"] > 0.9
+    del texts.data.joined, texts.data.negatives
+    texts.loss = {"name": "info_nce"}
+    recipe = config_lib.resolve(Recipe, texts, [])
+    file, config = tmp_path / "negatives.jsonl", MiningConfig(count=3, window=60)
+    judge = JudgeConfig(run=str(tmp_path / "judge"), candidates=50)
+    assert mine(recipe, file, config, by="bm25", judge=judge, stream=io.StringIO()) == 0
+    of = {row["id"]: row["query"].split()[1] for row in rows}
+    mined = [json.loads(line) for line in file.read_text().splitlines()]
+    taken = [(of[entry["key"]], text.split()[1]) for entry in mined for text in entry["negatives"]]
+    assert sum(kind == other for kind, other in taken) < 0.1 * len(taken)
+
+
+def test_negatives_that_the_model_mines_are_a_part_of_the_checkpoint(texts, tmp_path):
+    """Stopped before lists come into force, at a refresh and after it; on other devices too."""
+    texts.data.mined = {"every": 2, "candidates": 3, "window": 6}
+    del texts.data.negatives
+    texts.data.negatives, texts.total_steps = 2, 9
+    run(texts, tmp_path / "whole")
+    for stop in (3, 4, 7):
+        run(texts, tmp_path / "parts", f"stop_at={stop}")
+    run(texts, tmp_path / "parts")
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    run(texts, tmp_path / "given", "data.mined.every=0", "data.mined.candidates=20",
+        "data.mined.window=100")  # fmt: skip
+    given, whole = losses(tmp_path / "given"), losses(tmp_path / "whole")
+    assert given[:4] == whole[:4]  # the copy of step 2 comes into force at step 4
+    assert all(a != b for a, b in zip(given[4:], whole[4:], strict=True))
+    run(texts, tmp_path / "eight", devices=8)
+    np.testing.assert_allclose(losses(tmp_path / "eight"), whole, rtol=1e-4)
+
+
+def test_mined_negatives_are_those_that_the_copy_ranks_high(texts, tmp_path):
+    """What a finished run's model ranks, the batches of a Miner with that model hold."""
+    texts.data.negatives = 2
+    run(texts, tmp_path / "run")
+    texts.data.mined = {"every": 2, "candidates": 2, "window": 5}
+    recipe = config_lib.resolve(Recipe, texts, [])
+    opened = open_model(tmp_path / "run")
+    source = open_source(recipe.data, "train")
+    loader = BatchLoader(source, recipe.data, opened.tokenizer, batch_size=16, seed=recipe.seed)
+    batches = MinedBatches(loader, recipe, opened.tokenizer, part=0, parts=1)
+    graphdef, parameters = nnx.split(opened.towers)
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    options = {"beside": False, "say": lambda text: None, "mesh": mesh}
+    miner = Miner(recipe, batches, graphdef, opened.tokenizer, jax.devices()[:1], **options)
+    lists = miner._rank(parameters)
+    model = load(tmp_path / "run")
+    examples, passages = loader.examples, batches.corpus.passages
+    scores = model.encode_text(examples.queries) @ model.encode_text(passages, role="passage").T
+    for row, (own, found) in enumerate(zip(batches.corpus.own, lists, strict=True)):
+        wrong = [i for i in np.argsort(-scores[row], kind="stable") if i != own]
+        assert found.tolist() == wrong[:2]
+    batches.lists = lists
+    batch = next(batches)
+    loader.close()
+    place = {int(index): row for row, index in enumerate(examples.index)}
+    ids = dict(zip(examples.captions, examples.ids.tolist(), strict=True))
+    for i, example in enumerate(batch["example"].tolist()):
+        texts_of = [passages[j] for j in lists[place[example]]]
+        assert batch["negative_id"][i].tolist() == [ids[text] for text in texts_of]
+        wanted = opened.tokenizer.encode(["passage: " + text for text in texts_of])
+        np.testing.assert_array_equal(batch["negatives"][i], wanted)
+    assert (batch["negative_weight"] == 1).all()

@@ -31,8 +31,8 @@ def settings(tiny_recipe, tmp_path_factory):
     with open(folder / "pairs.csv", "w", newline="") as file:
         csv.writer(file).writerows([("image", "caption"), *rows])
     config = tiny_recipe.copy_and_resolve_references()
-    config.data |= {"source": str(folder / "pairs.csv"), "preprocessing": "naflex"}
-    config.data |= {"resize": {"patch": 4}, "csv": {"held_out_share": 0.3}}
+    config.data.source, config.data.preprocessing = str(folder / "pairs.csv"), "naflex"
+    config.data.resize, config.data.csv = {"patch": 4}, {"held_out_share": 0.3}
     config.model["image"] = {
         "kind": "naflex", "patch_size": 4, "grid": 4, "width": 16, "depth": 1, "heads": 2
     }  # fmt: skip

@@ -128,8 +128,14 @@ def test_the_last_step_is_logged(tiny, tmp_path):
 def test_a_finished_run_is_not_trained_again(tiny, tmp_path):
     run(tiny, tmp_path / "run")
     before = (tmp_path / "run" / "metrics.jsonl").read_text()
-    assert "Report:" in run(tiny, tmp_path / "run")
+    numbers = (tmp_path / "run" / "evaluation.json").read_text()
+    said = run(tiny, tmp_path / "run")
+    assert "Report:" in said
+    assert "Evaluating" not in said
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
+    (tmp_path / "run" / "evaluation.json").write_text(numbers[:20])  # cut: measured again
+    assert "Evaluating" in run(tiny, tmp_path / "run")
+    assert (tmp_path / "run" / "evaluation.json").read_text() == numbers
 
 
 def test_another_configuration_in_the_same_workdir_is_refused(tiny, tmp_path):

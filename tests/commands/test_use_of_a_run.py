@@ -11,10 +11,12 @@ from rich.console import Console
 
 import contrastive
 from contrastive import config as config_lib
+from contrastive.cli import main
 from contrastive.commands.embed import embed
 from contrastive.commands.evaluate import evaluate_run
 from contrastive.commands.search import search
 from contrastive.commands.train import train
+from contrastive.compression import compress, read_rows
 from contrastive.errors import CheckpointError, DataError, UserError
 from contrastive.recipe import Recipe
 from contrastive.reporting import write_report
@@ -167,3 +169,36 @@ def test_embed_says_what_is_wrong(run, tmp_path):
     with pytest.raises(UserError, match=r"none of the 1 pictures .*x\.png: decode error"):
         embed(run, tmp_path / "bad", tmp_path / "out.npz", console=quiet())
     assert not list(tmp_path.glob("*.npz*"))
+
+
+@pytest.mark.parametrize("precision, size", [("float16", 32), ("int8", 16), ("binary", 2)])
+def test_compressed_rows_in_a_file(run, tmp_path, precision, size):
+    (tmp_path / "lines.txt").write_text("a red circle\na blue bar\na green cross\n")
+    console = quiet()
+    for name, options in (("whole", {}), ("small", {"precision": precision})):
+        target = tmp_path / f"{name}.npz"
+        found = embed(run, tmp_path / "lines.txt", target, console=console, **options)
+    assert f"16 numbers each in {size} bytes ({precision})" in console.file.getvalue()
+    rows = compress(found.rows, precision).rows()
+    np.testing.assert_allclose(read_rows(tmp_path / "small.npz"), rows, atol=1e-6)
+    np.testing.assert_allclose(read_rows(tmp_path / "whole.npz"), found.rows, atol=1e-6)
+    embed(run, tmp_path / "lines.txt", tmp_path / "short", dim=4, console=console)
+    assert np.load(tmp_path / "short.npz")["embeddings"].shape == (3, 4)
+
+
+def test_what_compressed_rows_cost(run, capsys):
+    arguments = ["evaluate", str(run), "--precision", "int8", "binary", "--dims", "8"]
+    assert main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    forms = ["float32", "int8", "binary"]
+    assert list(found) == [*forms, *(f"{form}, first 8" for form in forms)]
+    assert [found[form]["bytes_per_row"] for form in found] == [64, 16, 2, 32, 8, 1]
+    name = "validation/image_to_text/recall@1"
+    whole = json.loads((run / "evaluation.json").read_text())
+    assert found["float32"][name] == pytest.approx(whole[name])
+    assert json.loads((run / "compressed.json").read_text()) == found
+    assert main(arguments) == 0
+    assert "int8, first 8" in capsys.readouterr().out
+    assert main(["evaluate", str(run), "--precision", "int8", "--task", "knn"]) == 2
+    assert main(["evaluate", str(run), "--dims", "99"]) == 2
+    assert "the first 99 entries of rows that have 16" in capsys.readouterr().err

@@ -1,6 +1,8 @@
 """A run that starts from another library's weights."""
 
+import csv
 import io
+import json
 import pathlib
 
 import jax
@@ -9,9 +11,11 @@ import pytest
 from flax import nnx
 
 from contrastive import config as config_lib
+from contrastive.commands.evaluate import evaluate_tasks
 from contrastive.commands.train import train
-from contrastive.commands.weights import import_model
+from contrastive.commands.weights import export_model, import_model
 from contrastive.errors import ConfigError
+from contrastive.evaluation.tasks import TaskOptions
 from contrastive.loading import load, open_model
 from contrastive.recipe import Recipe, load_recipe
 from tests.pretrained.test_families import FIXTURES, give_tokenizer
@@ -74,6 +78,31 @@ def test_an_imported_tower_stays_frozen(imported, shapes_csv, tmp_path, start):
         load(tmp_path / "run").encode_image(pictures),
         load(imported / "clip").encode_image(pictures),
     )
+
+
+def test_imported_published_and_exported_weights_are_measured_alike(imported, shapes_csv, tmp_path):
+    """The same numbers of the same weights in three forms, on one device and on eight."""
+    export_model(imported / "model", tmp_path / "exported", "huggingface")
+    classes = tmp_path / "names.json"
+    names = sorted({row[1] for row in csv.reader(shapes_csv.open())} - {"caption"})
+    classes.write_text(json.dumps(names))
+    options = TaskOptions(data=str(shapes_csv), name="shapes", classes=str(classes))
+    tasks = ["retrieval", "zero_shot", "geometry"]
+    found = {
+        (folder.name, count): evaluate_tasks(
+            folder, tasks, options, output=tmp_path / f"{folder.name}{count}",
+            devices=jax.devices()[:count],
+        )
+        for folder, count in (
+            (imported / "model", 1), (imported / "clip", 1), (tmp_path / "exported", 8)
+        )
+    }  # fmt: skip
+    first, *others = found.values()
+    assert first["shapes/zero_shot/images"] > 1
+    for other in others:
+        assert other.keys() == first.keys()
+        for name, value in first.items():
+            assert other[name] == pytest.approx(value, abs=2e-6), name
 
 
 def test_another_size_of_pictures_and_a_new_head(imported, shapes_csv, tmp_path):

@@ -10,6 +10,7 @@ from PIL import Image, ImageOps
 from contrastive.data.augment import affine_coefficients, move, move_in_proportion
 from contrastive.data.config import DataConfig
 from contrastive.data.draws import example_keys
+from contrastive.data.examples import blank_pictures
 from contrastive.data.picture_config import (
     AugmentConfig,
     CropConfig,
@@ -25,6 +26,7 @@ from contrastive.data.tokenizer import train_tokenizer
 from contrastive.data.transforms import (
     decode_image,
     evaluation_image,
+    naflex_cut,
     naflex_grid,
     naflex_pixels,
 )
@@ -67,9 +69,8 @@ def batches(records, config, count=1, seed=0):
     return found
 
 
-@pytest.mark.parametrize("check", ["before", "during"])
-def test_without_augmentation_they_are_those_of_evaluation(records, check):
-    config = settings(check=check)
+def test_without_augmentation_they_are_those_of_evaluation(records):
+    config = settings()
     (batch,) = batches(records, config)
     assert batch["image"].shape == (8, 16, 3 * 16 + 4)
     assert batch["image"].dtype == np.uint8
@@ -85,7 +86,9 @@ def test_without_augmentation_they_are_those_of_evaluation(records, check):
         assert shown.shape == (4 * rows, 4 * columns, 3)
         resized = image.resize((4 * columns, 4 * rows), Image.Resampling.BICUBIC)
         assert np.abs(shown.astype(int) - np.asarray(resized)).max() <= 2
-    assert len(grids) >= 5
+    assert len(grids) >= 4
+    (blank,) = blank_pictures(config)  # in the place of what cannot be read
+    assert naflex_cut(np.asarray(blank), 16, 4).shape == (16, 52)
 
 
 AUGMENTED = {
@@ -113,7 +116,8 @@ def test_augmentation_is_drawn_anew_and_belongs_to_the_example(records, name):
             if name not in ("crop", "stack"):
                 assert tuple(row[0, -2:]) == (rows, columns)
     one, two = (batch["image"][np.argsort(batch["example"])] for batch in (first, second))
-    assert (one != two).any(axis=(1, 2)).all()
+    # Of long pictures no random part has an allowed ratio: the middle is taken each time.
+    assert (one != two).any(axis=(1, 2)).mean() >= (0.5 if name == "crop" else 1.0)
 
 
 def test_both_views_keep_proportions(records):
@@ -138,7 +142,7 @@ def test_geometry_keeps_right_angles():
     quarter = np.array([[0.0, 1.0, 0.0], [-1.0, 0.0, 0.0]])
     turned = np.asarray(move_in_proportion(image, quarter))
     assert turned.shape == (16, 48, 3)
-    middle = np.asarray(image.crop((16, 0, 32, 16)).rotate(90))
+    middle = np.asarray(image.crop((16, 0, 32, 16)).rotate(-90))
     difference = np.abs(turned[1:-1, 17:31].astype(int) - middle[1:-1, 1:-1])
     assert difference.mean() < 3
     mirrored = np.array([[-1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])

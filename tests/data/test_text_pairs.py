@@ -18,10 +18,12 @@ from contrastive.data.config import (
     TokenizerConfig,
 )
 from contrastive.data.draws import example_keys
+from contrastive.data.examples import read_examples
 from contrastive.data.pairs import choose_negatives
 from contrastive.data.pipeline import BatchLoader, load_tokenizer, open_source
 from contrastive.data.records import DataErrors, InMemorySource
 from contrastive.errors import ConfigError, DataError
+from contrastive.objectives.judged import existing_negatives
 
 CONFIG = DataConfig(
     source="a.jsonl",
@@ -471,3 +473,90 @@ def test_prefixes_stand_before_every_text_and_the_positive_may_be_the_query(open
     twice = dataclasses.replace(CONFIG, query_from="positive", negatives=0)
     batch = next(open_loader(InMemorySource(records), twice, batch_size=12)[0])
     np.testing.assert_array_equal(batch["query"], batch["positive"])
+
+
+LABELS = ("similar", "opposite")
+
+
+def test_labels_reach_the_batch_by_name_or_number(tmp_path, open_loader):
+    rows = [
+        {**row, "label": (LABELS[i % 2], str(i % 2), i % 2)[i % 3]} for i, row in enumerate(ROWS)
+    ]
+    fields = FieldsConfig(labels=LABELS, held_out_share=0.0)
+    config = dataclasses.replace(
+        CONFIG, source=jsonl(tmp_path / "a.jsonl", rows), fields=fields, negatives=0
+    )
+    for check in ("before", "during"):
+        source = open_source(config, "train")
+        loader, _ = open_loader(source, dataclasses.replace(config, check=check))
+        for _ in range(3):
+            batch = next(loader)
+            np.testing.assert_array_equal(batch["label"], batch["example"] % 2)
+            assert batch["label"].dtype == np.int32
+
+
+def test_a_label_that_is_none_is_a_bad_sample(tmp_path):
+    rows = [{**row, "label": "similar"} for row in ROWS]
+    rows[3]["label"], rows[4]["label"] = "other", 2
+    del rows[5]["label"]
+    fields = FieldsConfig(labels=LABELS, held_out_share=0.0)
+    config = dataclasses.replace(
+        CONFIG, source=jsonl(tmp_path / "a.jsonl", rows), fields=fields, max_bad_share=0.5
+    )
+    examples = read_examples(open_source(config, "train"), config)
+    assert len(examples) == 9
+    assert examples.errors.summary() == "unknown label (3)"
+    other = dataclasses.replace(config, source=jsonl(tmp_path / "b.jsonl"))
+    with pytest.raises(DataError, match="no field for the label: looked for label, gold_label"):
+        open_source(other, "train")
+    with pytest.raises(ConfigError, match="two labels or more"):
+        FieldsConfig(labels=("one",))
+
+
+def test_joined_texts_are_one_row_with_a_marker_before_each(tmp_path, open_loader):
+    config = dataclasses.replace(
+        CONFIG, source=jsonl(tmp_path / "a.jsonl"), joined=True, text_length=12, query_prefix="ask"
+    )
+    loader, tokenizer = open_loader(open_source(config, "train"), config)
+    batch = next(loader)
+    assert {"joined", "joined_negatives"} < set(batch)
+    assert "query" not in batch
+    begin, end = tokenizer.begin_id, tokenizer.end_id
+    for i, example in enumerate(batch["example"]):
+        row = loader.examples.queries[example], loader.examples.captions[example]
+        first, second = (tokenizer.without_markers(tokenizer.encode([t])[0]) for t in row)
+        ask = tokenizer.without_markers(tokenizer.encode(["ask"])[0])
+        wanted = [begin, *ask, *first, begin, *second, end]
+        assert batch["joined"][i, : len(wanted)].tolist() == wanted
+        assert (batch["joined"][i, len(wanted) :] == tokenizer.pad_id).all()
+    for room in (4, 5, 8):
+        small = load_tokenizer(dataclasses.replace(config, text_length=room), loader._source)
+        ids, cut = small.encode_joined(["one"], ["answer 1 is number 1 what"])
+        assert (ids[0] == begin).sum() == 2
+        assert (ids[0] != small.pad_id).all()
+        assert cut == 1
+
+
+@pytest.mark.parametrize("check", ["before", "during"])
+def test_a_miner_that_returns_the_own_passage_gives_no_negative(open_loader, tmp_path, check):
+    """Lines in another order than the pairs, a passage that repeats, and the pair's own: what is
+    found by key stays with its pair, and what is of its content is no negative of it."""
+    plain = [{k: v for k, v in row.items() if k != "negatives"} for row in ROWS]
+    plain[7]["positive"] = "Answer  3"  # the passage of pair 3, too
+    more = [
+        {"key": row["id"], "negatives": [row["positive"], "answer 3", f"far {i}"]}
+        for i, row in reversed(list(enumerate(plain)))
+    ]
+    fields = FieldsConfig(negatives_file=jsonl(tmp_path / "more.jsonl", more), held_out_share=0.0)
+    config = dataclasses.replace(
+        CONFIG, source=jsonl(tmp_path / "a.jsonl", plain), fields=fields, negatives=3, check=check
+    )
+    loader, tokenizer = open_loader(open_source(config, "train"), config)
+    for _ in range(3):
+        batch = next(loader)
+        there = existing_negatives({k: jnp.asarray(v) for k, v in batch.items()}, masked=True)
+        for row, example in enumerate(batch["example"].tolist()):
+            far = tokenizer.encode([f"far {example}"])[0]
+            kept = batch["negatives"][row][np.asarray(there[row]) > 0]
+            others = [] if example in (3, 7) else [tokenizer.encode(["answer 3"])[0]]
+            assert sorted(map(tuple, kept)) == sorted(map(tuple, [far, *others]))

@@ -1,9 +1,11 @@
-"""Raw-pixel naming against a plain loop."""
+"""Raw-pixel naming and words in common against plain loops."""
+
+import math
 
 import numpy as np
 import pytest
 
-from contrastive.evaluation.baselines import raw_pixel_scores
+from contrastive.evaluation.baselines import raw_pixel_scores, tf_idf_scores
 
 
 def test_raw_pixel_scores_equal_a_plain_loop():
@@ -35,3 +37,22 @@ def test_labels_without_any_training_picture():
     assert np.isneginf(raw_pixel_scores(pictures, pictures, np.arange(2), np.array([7]))).all()
     with pytest.raises(ValueError, match="not distinct"):
         raw_pixel_scores(pictures, pictures, np.arange(2), np.array([1, 1]))
+
+
+def test_words_in_common_equal_a_plain_loop():
+    queries = ["The cat, the cat!", "a dog", "unknown", ""]
+    texts = ["the cat sat", "The dog", "a Cat and a dog", "nothing here"]
+    known = sorted({word for text in texts for word in text.lower().split()})
+
+    def vector(text: str) -> list[float]:
+        words = text.lower().replace(",", "").replace("!", "").split()
+        found = []
+        for word in known:
+            with_it = sum(word in other.lower().split() for other in texts)
+            found.append(words.count(word) * (1 + math.log((1 + len(texts)) / (1 + with_it))))
+        length = math.sqrt(sum(x * x for x in found)) or 1.0
+        return [x / length for x in found]
+
+    expected = [[np.dot(vector(q), vector(t)) for t in texts] for q in queries]
+    np.testing.assert_allclose(tf_idf_scores(queries, texts), expected, atol=1e-6)
+    assert tf_idf_scores(queries, ["..."]).shape == (4, 1)  # no word at all

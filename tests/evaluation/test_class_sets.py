@@ -100,6 +100,8 @@ def test_what_is_no_set_is_named(tmp_path):
         ("x.json", '{"names": 5}', "expected a list of names"),
         ("x.json", '{"names": ["a"], "keys": [1]}', "expected a list of names"),
         ("x.json", "5", "expected a list of names"),
+        ("x.json", "[" * 100_000, "is not JSON"),
+        ("x.json", '{"names": ["a", "b"], "keys": ["k", "k"]}', "have the key 'k'"),
         ("x.txt", "caf\xe9\n", "is not UTF-8"),
     ):
         (tmp_path / name).write_text(text, encoding="latin-1")

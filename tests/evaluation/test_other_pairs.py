@@ -51,6 +51,24 @@ def test_equal_pictures_are_no_rivals(tmp_path):
     assert got["image_to_image/gallery"] == 4
 
 
+class Collapsed(Pixels):
+    """Gives every picture nearly the same row, as a run of views that found the easy way out."""
+
+    def encode_image(self, images):
+        rows = np.ones((len(images), 64), np.float32) + 1e-3 * super().encode_image(images)[:, :64]
+        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def test_views_that_have_collapsed_raise_the_alarm(tmp_path):
+    found = views_of(tmp_path, [noise(i) for i in range(60)])
+    alive, dead = (found.measure(x, retrieval_metrics) for x in (Pixels(), Collapsed()))
+    assert (alive["geometry/collapsed"], dead["geometry/collapsed"]) == (0, 1)
+    assert alive["geometry/effective_rank_images"] > 10 > dead["geometry/effective_rank_images"]
+    assert "Collapse: the embeddings of test" in format_table(Measured().add(dead, "test"))
+    assert "Collapse" not in format_table(Measured().add(alive, "test"))
+    assert dead.drawn["geometry/cosines_negative"].argmax() == 79  # all cosines are 1
+
+
 def test_a_split_of_broken_pictures_is_one_sentence(tmp_path):
     with pytest.raises(DataError, match="none of the 2 pictures of the split 'test'"):
         views_of(tmp_path, [b"broken", b"also"])
@@ -75,3 +93,54 @@ def test_texts_that_repeat_count_once_and_belong_together(tmp_path):
     table = format_table(Measured().add(got, "test"))
     assert "uniformity, images or queries" in table
     assert f"{got['geometry/uniformity_queries']:.2f}".replace("-", "−") in table
+
+
+class Judge(Pixels):
+    """Says of a pair how many letters its texts share, as a score or as one of three labels."""
+
+    def __init__(self, labels):
+        self.labels = labels
+
+    def judge(self, queries, passages):
+        shared = np.array([len(set(a) & set(b)) for a, b in zip(queries, passages, strict=True)])
+        if not self.labels:
+            return shared[:, None].astype(np.float32)
+        return -np.abs(shared[:, None] - np.arange(3)[None]).astype(np.float32)
+
+
+def texts_of(folder, rows, **options):
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    for split in ("train", "test"):
+        (folder / f"{split}.jsonl").write_text(lines)
+    source = str(folder / "{split}.jsonl")
+    return load_pairs(DataConfig(source=source, pairs="texts", **options), most=100)[0]
+
+
+def test_labels_are_told_beside_chance_and_the_commonest(tmp_path):
+    rows = [("ab", "ab", "two"), ("ab", "bc", "one"), ("ab", "cd", "one"), ("x", "yz", "none")]
+    rows = [{"query": q, "positive": p, "label": label} for q, p, label in rows]
+    fields = FieldsConfig(labels=("none", "one", "two"), held_out_share=0.0)
+    found = texts_of(tmp_path, rows, fields=fields)
+    got = found.measure(Judge(fields.labels), None)
+    assert got["classification/accuracy"] == 0.75
+    assert got["classification/accuracy_chance"] == pytest.approx(1 / 3)
+    assert got["classification/accuracy_majority"] == 0.5
+    assert got["classification/recall_one"] == 0.5
+    assert got.each["classification/accuracy"].tolist() == [1, 1, 0, 1]
+    assert "labels" in format_table(Measured().add(got, "test"))
+
+
+def test_scores_rank_a_passage_among_its_negatives(tmp_path):
+    rows = [("abc", "abc", ["ab", "a"]), ("abc", "ax", ["ay", "abz"]), ("abc", "q", [])]
+    rows = [{"query": q, "positive": p, "negatives": n} for q, p, n in rows]
+    fields = FieldsConfig(held_out_share=0.0)
+    found = texts_of(tmp_path, rows, fields=fields, negatives=1, joined=True)
+    got = found.measure(Judge(()), None)  # scores 3 of 3, 2, 1, and 1 of 1, 1, 2
+    assert got["relevance/queries"] == 2
+    assert got["relevance/recall@1"] == 0.5
+    assert got["relevance/mrr"] == pytest.approx((1 + (1 / 2 + 1 / 3) / 2) / 2)
+    assert got["relevance/recall@1_chance"] == pytest.approx(1 / 3)
+    rows = texts_of(tmp_path, rows, fields=fields, negatives=1)
+    got = rows.measure(Pixels(), retrieval_metrics)
+    assert got["triplets/pairs"] == 2
+    assert got["triplets/accuracy"] == 0.75  # of the second, "ax" and "ay" are equally near

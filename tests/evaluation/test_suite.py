@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import math
 import os
 import pathlib
 import tempfile
@@ -208,6 +209,18 @@ def test_the_table_shows_numbers_beside_chance_and_baselines(emoji_like):
     geometry = next(line for line in text.splitlines() if line.startswith("unseen concepts  0"))
     assert geometry.split()[2:5] == ["0.00", "(untrained", "0.00)"]
     assert "Nothing was evaluated" in format_table({})
+
+
+def test_the_table_is_shown_whatever_a_file_says():
+    text = format_table({
+        "[b]/knn/top1": "abc", "[b]/knn/top1_low": math.nan, "[b]/knn/images": "many",
+        "[b]/image_to_text/recall@1": 0.5, "[b]/image_to_text/queries": math.inf,
+        "[b]/geometry/alignment": "x", "[b]/geometry/modality_gap": "y",
+    })  # fmt: skip
+    assert "[b]" in text
+    assert "top1_low undefined" in text
+    text = format_table({"set/few_shot/top1@5": 0.5, "set/few_shot/images@5": 1200.0})
+    assert "1,200" in text
 
 
 def test_numbers_are_printed_with_three_digits():

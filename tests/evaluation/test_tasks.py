@@ -87,7 +87,8 @@ def test_pictures_are_encoded_once_for_all_tasks(pictures):
     assert got["colours/knn/train_images"] == 24
     assert got["colours/linear_probe/top1"] > 0.8
     assert {"colours/few_shot/top1@1", "colours/few_shot/top1@2"} <= set(got)
-    assert got["colours/geometry/information_ceiling"] == pytest.approx(np.log(12))
+    # The two pictures of a colour have one caption: they are one content.
+    assert got["colours/geometry/information_ceiling"] == pytest.approx(np.log(6))
     assert got.each["colours/zero_shot/top1"].shape == (12,)
     assert model.pictures == 24 + 12
 
@@ -225,8 +226,46 @@ def test_names_of_sets():
         ("data/debian/pairs.jsonl", "debian"),
         ("data/similarity/simlex999.jsonl", "simlex999"),
         ("tfds:cifar10", "cifar10"),
+        ("sts/STS.input.MSRpar.txt", "STS.input.MSRpar"),  # beside others of the same beginning
+        ("scifact.v2", "scifact.v2"),
+        ("corpus.jsonl.gz", "corpus"),
     ):
         assert TaskOptions(data=data).title == title
+
+
+@pytest.mark.parametrize("data", [".", "pairs.jsonl", "..", "/"])
+def test_every_set_has_a_name(data):
+    assert TaskOptions(data=data).title
+
+
+def test_the_name_of_a_set_holds_no_slash():
+    with pytest.raises(ConfigError, match="holds no slash"):
+        TaskOptions(data="x", name="a/b")
+
+
+def test_pictures_without_captions_are_no_pairs(tmp_path):
+    """What is said of some pictures is measured on them, and not on an empty text."""
+    rows = [(solid(c, 0), n) for n, c in zip(NAMES, COLOURS, strict=True)]
+    got = []
+    for name, more in (("named", 0), ("some", 5)):
+        shades = [(solid(COLOURS[0], 50 + i), "") for i in range(more)]
+        table = pa.table({"image": [r[0] for r in rows + shades],
+                          "caption": [r[1] for r in rows + shades]})  # fmt: skip
+        (tmp_path / name).mkdir()
+        pq.write_table(table, tmp_path / name / "test.parquet")
+        got.append(run_tasks(ColourModel(), ["geometry"], options(tmp_path / name)))
+    for metric in ("alignment", "uniformity_texts", "information_bound"):
+        assert got[0][f"colours/geometry/{metric}"] == got[1][f"colours/geometry/{metric}"]
+    table = pa.table({"image": [r[0] for r in rows], "caption": [""] * len(rows)})
+    pq.write_table(table, tmp_path / "some" / "test.parquet")
+    with pytest.raises(DataError, match="has no captions"):
+        run_tasks(ColourModel(), ["geometry"], options(tmp_path / "some"))
+
+
+@pytest.mark.parametrize("task", ["knn", "linear_probe", "few_shot"])
+def test_a_probe_is_not_measured_on_what_it_learned_from(pictures, task):
+    with pytest.raises(UserError, match="--split has to name another"):
+        run_tasks(ColourModel(), [task], options(pictures, split="train"))
 
 
 def test_the_content_of_a_set_is_what_is_compared(tmp_path):

@@ -180,10 +180,13 @@ def test_long_passages_in_csv(tmp_path):
         ("a.jsonl", b'{"sentence1": "a", "sentence2": "b", "score": NaN}', "nan is no number"),
         ("a.jsonl", b'{"sentence1": ["a"], "sentence2": "b", "score": [1]}', "lists of a row"),
         ("a.jsonl", b'{"sentence1": ["a"], "sentence2": ["b"], "score": 1}', "lists of a row"),
+        ("a.jsonl", b"[" * 100_000, "line 1 is not JSON"),
+        ("a.jsonl", b'{"score": ' + b"9" * 5000 + b"}", "line 1 is not JSON"),
         ("a.tsv", b"sentence1\tsentence2\tscore\na\tb\t1\tc\n", "line 2: 4 of 3 columns"),
         ("STS.input.x.txt", b"a\n", "line 1 has no tab"),
         ("STS.input.y.txt", b"a\tb\n", "row 1: 'x' is no number"),
     ],
+    ids=lambda value: "" if isinstance(value, bytes) else None,
 )  # fmt: skip
 def test_damaged_files_are_one_sentence(tmp_path, name, content, words):
     (tmp_path / name).write_bytes(content)

@@ -166,3 +166,11 @@ def test_the_manifest_goes_to_kubectl_and_a_refusal_is_a_sentence(capsys, tool, 
     tool("kubectl", f"#!/bin/sh\ncat >/dev/null\necho 'error: {words}' >&2; exit 1\n")
     assert run() == 2
     assert "the cluster has no JobSet controller: install it" in capsys.readouterr().err
+
+
+def test_what_has_to_be_given_is_named(capsys):
+    train = ("--", "train", "--config=configs/emoji.py:clip", "--workdir=/bucket/run")
+    assert cli.main(["launch", "gke", "--dry-run", "--on.image=i", *train]) == 2
+    assert "--on.topology and --on.bucket missing: give them, or a file" in capsys.readouterr().err
+    given = ("--on.image=i", "--on.bucket=b", "--on.topology=v5e:2x4")
+    assert cli.main(["launch", "gke", "--dry-run", *given, *train]) == 0

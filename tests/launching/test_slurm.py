@@ -70,7 +70,7 @@ def test_nodes_that_are_alike_and_as_launched_pass():
 @pytest.mark.parametrize(
     "changed, words",
     [
-        ({"gpus": 7}, "c has 7 GPUs of 8 .driver: 580"),
+        ({"gpus": 7}, "c has 7 GPUs of 8 .driver: 580."),
         ({"driver": "570"}, "NVIDIA driver: c has 570, the others have 580"),
         ({"versions": {"jax": "2"}}, "version of jax: c has 2, the others have 1"),
         ({"versions": {}}, "version of jax: c has none, the others have 1"),

@@ -227,3 +227,60 @@ def test_losses_and_negatives_that_do_not_go_together(options, negatives, words)
 def test_settings_of_a_loss_that_cannot_be(options, words):
     with pytest.raises(ConfigError, match=words):
         LossConfig(**options)
+
+
+def plain_info_nce(rows, batch, scale):
+    """InfoNCE with the batch's negatives, in float64."""
+    q, p, n = (np.asarray(rows[name], np.float64) for name in ("query", "positive", "negatives"))
+    same = batch["id"][:, None] == batch["id"][None]
+    inside = np.where(same & ~np.eye(16, dtype=bool), -np.inf, scale * q @ p.T)
+    outside = scale * np.einsum("bd,ckd->bck", q, n)
+    there = (batch["negative_weight"] > 0)[None] & (
+        batch["negative_id"][None] != batch["id"][:, None, None]
+    )
+    outside = np.where(there, outside, -np.inf).reshape(16, -1)
+    every = np.concatenate([inside, outside], axis=1)
+    return (np.log(np.exp(every).sum(axis=1)) - np.diag(inside)).mean()
+
+
+def test_matryoshka_is_the_sum_over_prefixes_of_unit_length():
+    config, batch = configure(text=STILL), batch_of("texts")
+    loss = LossConfig(name="info_nce", matryoshka=(2, 5), matryoshka_weights=(0.5, 2.0))
+    value, metrics, gradient = slope("texts", config, loss, batch)
+    rows, scale = rows_of("texts", config, batch)
+
+    def total(rows):
+        parts = []
+        for dim, weight in ((2, 0.5), (5, 2.0), (8, 1.0)):
+            short = {k: np.asarray(v, np.float64)[..., :dim] for k, v in rows.items()}
+            unit = {k: v / np.linalg.norm(v, axis=-1, keepdims=True) for k, v in short.items()}
+            parts.append(weight * plain_info_nce(unit, batch, float(scale)))
+        return parts
+
+    parts = total(rows)
+    assert value == pytest.approx(sum(parts), rel=1e-5)
+    got = [float(metrics[f"loss/{name}"]) for name in ("2", "5", "whole")]
+    assert got == pytest.approx([parts[0] / 0.5, parts[1] / 2.0, parts[2]], rel=1e-5)
+    # Along the gradient of one parameter the plain sum changes as the gradient says.
+    model = nnx.merge(*made("texts", config))
+    slope_of = np.asarray(gradient["text"]["mlp"]["fall"]["kernel"][...])
+    kernel, step = model.text.mlp.fall.kernel, 1e-2 / np.linalg.norm(slope_of)
+    start, sides = np.asarray(kernel[...]), []
+    for sign in (1, -1):
+        kernel[...] = jnp.asarray(start + sign * step * slope_of)
+        encode = model.encode_text
+        moved = {
+            name: normalize(encode(jnp.asarray(batch[name]))) for name in ("query", "positive")
+        }
+        flat = normalize(encode(jnp.asarray(batch["negatives"].reshape(-1, 6))))
+        moved["negatives"] = flat.reshape(16, 3, -1)
+        sides.append(sum(total(moved)))
+    wanted = 2 * step * np.linalg.norm(slope_of) ** 2
+    assert sides[0] - sides[1] == pytest.approx(wanted, rel=1e-2)
+
+
+def test_prefixes_are_cut_over_devices_and_chunks():
+    config, batch = configure(text=STILL), batch_of("texts")
+    loss = LossConfig(name="info_nce", matryoshka=(4,))
+    whole = slope("texts", config, loss, batch)
+    assert_close(slope("texts", config, loss, batch, microbatches=2, devices=4), whole)

@@ -453,7 +453,7 @@ def test_a_start_with_other_markers_is_refused(locked, tmp_path):
 
 def test_a_start_with_another_pooling_is_refused(locked, tmp_path):
     """But of a plain folder, which does not say how its rows are pooled."""
-    locked.model["text"] |= {"pooling": "last"}
+    locked.model["text"]["pooling"] = "last"
     with pytest.raises(
         ConfigError, match=r"text\.pooling = 'last', but .* trained with 'weighted_mean'"
     ):

@@ -201,6 +201,17 @@ def test_what_is_missing_is_left_out(workdir, missing):
     check(write_report(workdir).read_text())
 
 
+@pytest.mark.parametrize(
+    "content",
+    [b"[1, 2]", b"\xff\xfe{", b"[" * 100_000, b'{"test/knn/images": "many", "test/knn/top1": [1]}'],
+    ids=["list", "bytes", "deep", "words"],
+)
+def test_a_damaged_evaluation_is_left_out(tmp_path, content):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "evaluation.json").write_bytes(content)
+    check(write_report(tmp_path).read_text())
+
+
 def test_a_folder_with_nothing_but_settings(tmp_path):
     (tmp_path / "config.json").write_text("{damaged")
     text = write_report(tmp_path).read_text()

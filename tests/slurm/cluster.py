@@ -121,9 +121,22 @@ def _stop(folder: pathlib.Path, environment: dict[str, str]) -> None:
         end = time.monotonic() + 60
         while time.monotonic() < end and ask(environment, "squeue", "-h", check=False).strip():
             time.sleep(0.5)
+    daemons = []
     for file in (folder / "run").glob("*.pid"):
         with contextlib.suppress(OSError, ValueError):
-            os.kill(int(file.read_text()), signal.SIGTERM)
+            daemons.append(int(file.read_text()))
+            os.kill(daemons[-1], signal.SIGTERM)
+    end = time.monotonic() + 60  # they write into the folder to their end
+    while time.monotonic() < end and any(map(_is_alive, daemons)):
+        time.sleep(0.2)
+
+
+def _is_alive(pid: int) -> bool:
+    """Not gone, and not waiting for a parent to ask for its status."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def _free_ports(count: int) -> list[int]:

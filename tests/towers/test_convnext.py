@@ -80,6 +80,7 @@ def test_blocks_are_left_out_by_chance(tower, quick):
     np.testing.assert_allclose(quick(same.__call__)(pictures(), keys=keys), plain, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_layers_have_their_rates(tower):
     """Layer decay by stages; depthwise kernels decay, factors and norms do not; Muon takes the
     products of the blocks."""

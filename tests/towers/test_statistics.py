@@ -152,6 +152,7 @@ def test_a_step_moves_them_towards_the_batch_and_the_optimizer_does_not():
         np.testing.assert_allclose(average, decay * old + (1 - decay) * new, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_evaluation_comes_to_what_training_sees():
     """The same pictures again and again: running statistics become those of the batch."""
     optimizer = optax.sgd(0.0)
@@ -184,6 +185,7 @@ def test_evaluation_comes_to_what_training_sees():
     np.testing.assert_allclose(last, training, atol=0.02)
 
 
+@pytest.mark.slow
 def test_the_momentum_encoder_carries_its_own():
     decay = MomentumConfig(decay=0.9)
     _, before, state, _ = run(optax.sgd(0.1), momentum=decay, steps=2)

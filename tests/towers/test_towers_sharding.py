@@ -143,7 +143,7 @@ ONE_DEVICE = {}  # what a single device computes, by image tower: compiled once 
         ("options", "fsdp"),
         pytest.param("options", "tensor", marks=pytest.mark.slow),
         ("resnet", "fsdp"),
-        ("batch_norm", "data"),
+        pytest.param("batch_norm", "data", marks=pytest.mark.slow),
         ("batch_norm", "fsdp"),
         pytest.param("post", "fsdp", marks=pytest.mark.slow),
         ("modern", "fsdp"),
