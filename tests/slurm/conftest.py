@@ -24,7 +24,7 @@ def slurm():
         cluster(pathlib.Path(folder) / "c") as environment,
     ):
         # A job inherits this environment: two simulated devices a process. No compilation cache:
-        # only process 0 finds its programs in one, and Gloo waits 30 s for the others.
+        # seen with one, process 0 began 30 s before process 1, which is as long as Gloo waits.
         yield environment | {
             "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
             "JAX_PLATFORMS": "cpu",
