@@ -400,10 +400,6 @@ def _embed(options: argparse.Namespace) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 _COMMANDS = {
     "train": _train,
     "plan": _plan,
@@ -419,3 +415,7 @@ _COMMANDS = {
     "export": _export,
     "data": _data,
 }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
