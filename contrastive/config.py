@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import importlib.util
 import pathlib
+import traceback
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +20,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, Union, get_args, get_origin
 
 from ml_collections import ConfigDict
 
-from contrastive.errors import ConfigError
+from contrastive.errors import ConfigError, UserError, first_line
 
 T = TypeVar("T")
 Group: TypeAlias = Mapping[str, Any] | ConfigDict
@@ -151,7 +152,7 @@ def load_file(spec: str, *, function: str = "get_config", option: str = "--confi
       option: How error messages call the place where ``spec`` was given.
 
     Raises:
-      ConfigError: There is no such file, it has no such function, or that refuses the argument.
+      ConfigError: There is no such file, it has no such function, or it fails: the line is named.
     """
     name, _, argument = spec.partition(":")
     file = pathlib.Path(name)
@@ -164,12 +165,24 @@ def load_file(spec: str, *, function: str = "get_config", option: str = "--confi
     module = importlib.util.module_from_spec(module_spec)
     try:
         module_spec.loader.exec_module(module)
+        if not hasattr(module, function):
+            raise ConfigError(f"{option}{spec}: {name!r} does not define {function}(arg).")
+        call = getattr(module, function)
+        return call(argument) if argument else call()
+    except UserError:
+        raise
     except SyntaxError as error:
         raise ConfigError(f"{option}{spec}: line {error.lineno} is not Python: {error}.") from error
-    if not hasattr(module, function):
-        raise ConfigError(f"{option}{spec}: {name!r} does not define {function}(arg).")
-    call = getattr(module, function)
-    return call(argument) if argument else call()
+    except Exception as error:  # whatever a person's file does
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [
+            str(f.lineno) for f in frames if pathlib.Path(f.filename).resolve() == file.resolve()
+        ]
+        where = f"line {lines[-1]} of {name}" if lines else name
+        raise ConfigError(
+            f"{option}{spec}: {where} fails ({type(error).__name__}: {first_line(error)}); see "
+            f"what {function} takes there."
+        ) from error
 
 
 def resolve(cls: type[T], config: Group, overrides: Sequence[str]) -> T:

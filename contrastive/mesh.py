@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from jax.experimental import mesh_utils
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from contrastive.errors import ConfigError
 
@@ -53,17 +53,32 @@ def make_mesh(config: MeshConfig, devices: Devices) -> Mesh:
       ConfigError: The sizes do not multiply to the number of devices, or ``slice`` is not the
         number of TPU slices.
     """
-    sizes = dataclasses.asdict(config)
-    fixed = math.prod(size for size in sizes.values() if size != -1)
-    shape = [len(devices) // fixed if size == -1 else size for size in sizes.values()]
-    if math.prod(shape) != len(devices):
-        raise ConfigError(
-            f"config.mesh = {sizes} does not fit {len(devices)} devices; the sizes have to "
-            f"multiply to {len(devices)}, or one of them has to be -1."
-        )
+    sizes = _sizes(config, len(devices))
     return Mesh(
-        _arranged(shape, devices), tuple(sizes), axis_types=(AxisType.Explicit,) * len(shape)
+        _arranged(list(sizes.values()), devices),
+        tuple(sizes),
+        axis_types=(AxisType.Explicit,) * len(sizes),
     )
+
+
+def check_devices(config: MeshConfig, batch_size: int, count: int) -> None:
+    """Raises :class:`ConfigError` unless so many devices make the mesh and share the batch evenly;
+    needs no devices."""
+    sizes = _sizes(config, count)
+    check_batch_divides(batch_size, AbstractMesh(tuple(sizes.values()), tuple(sizes)))
+
+
+def _sizes(config: MeshConfig, count: int) -> dict[str, int]:
+    """How many of ``count`` devices lie along each axis."""
+    given = dataclasses.asdict(config)
+    fixed = math.prod(size for size in given.values() if size != -1)
+    sizes = {axis: count // fixed if size == -1 else size for axis, size in given.items()}
+    if math.prod(sizes.values()) != count:
+        raise ConfigError(
+            f"config.mesh = {given} does not fit {count} devices; the sizes have to "
+            f"multiply to {count}, or one of them has to be -1."
+        )
+    return sizes
 
 
 def _arranged(shape: list[int], devices: Devices) -> np.ndarray:
@@ -95,12 +110,12 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def batch_parts(mesh: Mesh) -> int:
+def batch_parts(mesh: Mesh | AbstractMesh) -> int:
     """Into how many parts the batch is cut."""
     return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
-def check_batch_divides(batch_size: int, mesh: Mesh) -> None:
+def check_batch_divides(batch_size: int, mesh: Mesh | AbstractMesh) -> None:
     """Raises :class:`ConfigError` unless the batch can be cut evenly over the batch axes."""
     parts = batch_parts(mesh)
     if batch_size % parts:

@@ -137,5 +137,9 @@ def test_recipe_files(tmp_path):
     with pytest.raises(ConfigError, match="line 1"):
         config_lib.load_file(str(file))
     file.write_text("x = 1\n")
+    file.write_text("def get_config(kind):\n    return {}[kind]\n")
+    with pytest.raises(ConfigError, match=r"line 2 of .*recipe.py fails .KeyError: 'x'."):
+        config_lib.load_file(f"{file}:x")
+    file.write_text("def other(): ...\n")
     with pytest.raises(ConfigError, match="does not define get_config"):
         config_lib.load_file(str(file))

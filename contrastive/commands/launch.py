@@ -13,8 +13,9 @@ from contrastive.errors import UserError
 from contrastive.launching import check, gke, local, sky, slurm, tpu
 from contrastive.launching.job import Job, make_job, planned
 from contrastive.launching.record import given_record, recipe_digest
-from contrastive.launching.settings import machine_settings
+from contrastive.launching.settings import check_workdir, machine_settings
 from contrastive.launching.tools import find_tool, run_tool
+from contrastive.mesh import check_devices
 from contrastive.recipe import load_recipe
 
 Say = Callable[[str], None]
@@ -56,6 +57,11 @@ def _check_inner(
 def _local(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> int:
     if train.restarts:
         raise UserError("give --restarts to contrastive launch local, before --.")
+    if options.restarts < 0 or options.restart_wait < 0:
+        raise UserError(
+            f"--restarts={options.restarts} --restart-wait={options.restart_wait:g}: neither can "
+            "be negative."
+        )
     gpus = local.find_gpus()
     platform = options.platform or ("gpu" if gpus else "cpu")
     default = max(len(gpus) // max(options.processes, 1), 1) if platform == "gpu" else 1
@@ -97,17 +103,7 @@ def _slurm(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> 
 
 def _gke(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> int:
     settings = machine_settings(gke.GkeMachine, options.on, options.overrides)
-    gke.check_workdir(train.workdir, settings)
-    if not options.dry_run:
-        find_tool("kubectl")
-    job = prepare(
-        options,
-        train,
-        say,
-        devices=settings.machine.devices,
-        topology=settings.topology,
-        here=False,
-    )
+    job = _elsewhere(options, train, say, settings, tool="kubectl")
     text = gke.manifest(gke.jobset(job, settings))
     if options.dry_run:
         print(text, end="")
@@ -122,8 +118,6 @@ def _gke(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> in
 
 def _tpu(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> int:
     settings = machine_settings(tpu.TpuMachine, options.on, options.overrides)
-    if not options.dry_run:
-        find_tool("gcloud")
     if options.delete:
         commands = tpu.Tpu(settings, load_recipe(train.config, train.overrides).name)
         if options.dry_run:
@@ -131,15 +125,8 @@ def _tpu(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> in
         else:
             run_tool(commands.delete())
         return 0
-    job = prepare(
-        options,
-        train,
-        say,
-        devices=settings.machine.devices,
-        topology=settings.topology,
-        here=False,
-    )
-    commit = tpu.check_launch(job, settings, force=options.force or options.dry_run)
+    job = _elsewhere(options, train, say, settings, tool="gcloud")
+    commit = tpu.check_launch(job, force=options.force or options.dry_run)
     commands = tpu.Tpu(settings, job.name)
     if options.dry_run:
         print("\n".join(shlex.join(c) for c in tpu.describe_all(commands, job, commit)))
@@ -149,19 +136,11 @@ def _tpu(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> in
 
 def _sky(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> int:
     settings = machine_settings(sky.SkyMachine, options.on, options.overrides)
-    job = prepare(
-        options,
-        train,
-        say,
-        devices=settings.machine.devices,
-        topology=settings.topology,
-        here=False,
-    )
+    job = _elsewhere(options, train, say, settings, tool="sky")
     text = sky.task_file(job, settings)
     if options.dry_run:
         print(text, end="")
         return 0
-    find_tool("sky")
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "task.yaml"
         file.write_text(text)
@@ -174,10 +153,28 @@ def _check(options: argparse.Namespace, train: argparse.Namespace, say: Say) -> 
         check.write_report(options.folder, check.node_report(recipe))
         return 0
     names = [name for name in options.nodes.split(",") if name]
+    if not names:
+        raise UserError("--nodes: give the names of the nodes to compare, with commas.")
     reports = check.read_reports(options.folder)
     check.check_nodes(given_record(), reports, names, gpus=options.gpus)
     say(f"{len(reports)} node(s) are alike, and as launched.")
     return 0
+
+
+def _elsewhere(
+    options: argparse.Namespace,
+    train: argparse.Namespace,
+    say: Say,
+    settings: gke.GkeMachine | tpu.TpuMachine | sky.SkyMachine,
+    *,
+    tool: str,
+) -> Job:
+    """The job for machines that share nothing with this one but a bucket."""
+    check_workdir(train.workdir, mount=settings.mount, bucket=settings.bucket)
+    if not options.dry_run:
+        find_tool(tool)
+    machine = settings.machine
+    return prepare(options, train, say, devices=machine.devices, topology=machine.name, here=False)
 
 
 def prepare(
@@ -203,6 +200,8 @@ def prepare(
       UserError: The recipe is wrong, or the run does not fit.
     """
     recipe = load_recipe(train.config, train.overrides)
+    if devices is not None:
+        check_devices(recipe.mesh, recipe.batch_size, devices)
     workdir = train.workdir.absolute() if here else train.workdir
     if train.new and not here:
         raise UserError(

@@ -16,6 +16,7 @@ import yaml
 from contrastive.errors import ConfigError
 from contrastive.launching.job import Job
 from contrastive.launching.record import VARIABLE
+from contrastive.launching.settings import check_at_least
 from contrastive.launching.tools import run_tool
 from contrastive.launching.topology import Machine, parse_machine
 from contrastive.training.supervisor import STOPPED, USER_ERROR
@@ -47,10 +48,9 @@ class GkeMachine:
 
     def __post_init__(self) -> None:
         parse_machine(self.topology)
-        if not self.mount.startswith("/"):
-            raise ConfigError(f"--on.mount={self.mount} has to begin with /.")
-        if self.restarts < 0:
-            raise ConfigError(f"--on.restarts={self.restarts} cannot be negative.")
+        check_at_least(self, restarts=0, grace_seconds=0)
+        if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", self.bucket, re.IGNORECASE):
+            raise ConfigError(f"--on.bucket={self.bucket!r} has to be a name, without gs://.")
 
     @property
     def machine(self) -> Machine:
@@ -58,17 +58,11 @@ class GkeMachine:
 
 
 def dns_name(text: str) -> str:
-    """A name that Kubernetes takes: small letters, digits and dashes, at most 40."""
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:40].strip("-") or "run"
-
-
-def check_workdir(workdir: Any, settings: GkeMachine) -> None:
-    """Raises :class:`ConfigError` unless the workdir lies in the bucket, which all hosts share."""
-    if not f"{workdir}/".startswith(f"{settings.mount.rstrip('/')}/"):
-        raise ConfigError(
-            f"--workdir={workdir} is on a disk that no other host sees; give a folder below "
-            f"--on.mount={settings.mount}, where the bucket {settings.bucket} is mounted."
-        )
+    """A name that clouds take: a small letter, then these, digits and dashes, at most 40."""
+    plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    if not plain[:1].isalpha():
+        plain = f"run-{plain}"
+    return plain[:40].strip("-")
 
 
 def jobset(job: Job, settings: GkeMachine) -> dict[str, Any]:

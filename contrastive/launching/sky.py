@@ -9,8 +9,10 @@ from typing import Any
 import yaml
 
 from contrastive.errors import ConfigError
+from contrastive.launching.gke import dns_name
 from contrastive.launching.job import Job
 from contrastive.launching.record import COMMIT, VARIABLE
+from contrastive.launching.settings import check_at_least
 from contrastive.launching.topology import Machine, parse_machine
 
 _PORT = 8476
@@ -36,6 +38,7 @@ class SkyMachine:
             )
         if "://" not in self.bucket:
             raise ConfigError(f"--on.bucket={self.bucket} has to be s3://NAME or gs://NAME.")
+        check_at_least(self, disk_gb=1)
 
     @property
     def machine(self) -> Machine:
@@ -45,11 +48,6 @@ class SkyMachine:
 def task(job: Job, settings: SkyMachine) -> dict[str, Any]:
     """The task of a run."""
     machine = settings.machine
-    if not f"{job.workdir}/".startswith(f"{settings.mount.rstrip('/')}/"):
-        raise ConfigError(
-            f"--workdir={job.workdir} is on a disk that is lost with the machine; give a folder "
-            f"below --on.mount={settings.mount}, where {settings.bucket} is mounted."
-        )
     resources: dict[str, Any] = {
         "accelerators": f"{_ACCELERATORS[machine.chip]}:{machine.chips_per_host}",
         "use_spot": settings.spot,
@@ -70,7 +68,7 @@ def task(job: Job, settings: SkyMachine) -> dict[str, Any]:
         ".venv/bin/python -m pip install --quiet -c constraints.txt -e '.[cuda,remote]'",
     ]
     return {
-        "name": job.name,
+        "name": dns_name(job.name),
         "workdir": ".",
         "num_nodes": machine.shape[0],
         "resources": resources,

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contrastive.errors import ConfigError
 from contrastive.launching.job import Job
 from contrastive.launching.record import VARIABLE
+from contrastive.launching.settings import check_at_least
 from contrastive.launching.tools import run_tool
 from contrastive.whole import whole_file
 
@@ -40,9 +41,7 @@ class SlurmMachine:
     python: str = sys.executable  # on the nodes
 
     def __post_init__(self) -> None:
-        for name in ("nodes", "tasks"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"--on.{name}={getattr(self, name)} has to be at least 1.")
+        check_at_least(self, nodes=1, tasks=1, gpus=0, cpus=1, failures=0, signal_seconds=0)
         if self.gpus and self.gpus % self.tasks:
             raise ConfigError(
                 f"--on.tasks={self.tasks} processes a node cannot share --on.gpus={self.gpus} "
@@ -80,13 +79,28 @@ def header(machine: SlurmMachine, name: str, log: str) -> list[str]:
         "cpus-per-task": machine.cpus,
         "gpus-per-node": machine.gpus or None,
         "mem": machine.memory,
-        "output": f'"{log}"' if " " in log else log,
+        "output": log,
         "open-mode": "append",
     }
-    lines = [f"#SBATCH --{key}={value}" for key, value in given.items() if value is not None]
+    lines = [f"#SBATCH --{k}={_quoted(str(v))}" for k, v in given.items() if v is not None]
     lines.append("#SBATCH --requeue" if machine.requeue else "#SBATCH --no-requeue")
     lines.append(f"#SBATCH --signal=B:USR1@{machine.signal_seconds}")
-    return lines + [f"#SBATCH {option}" for option in machine.options]
+    lines += [f"#SBATCH {option}" for option in machine.options]
+    if bad := next((line for line in lines if not line.isprintable()), None):
+        raise ConfigError(f"{bad!r} has a line break, and sbatch takes one line; leave it out.")
+    return lines
+
+
+def _quoted(text: str) -> str:
+    """A value as sbatch reads it: its quotes are like those of a shell, but nothing is expanded."""
+    if re.fullmatch(r"[\w./:,+@%-]*", text):
+        return text
+    return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
+
+
+def _log(folder: pathlib.Path, name: str) -> str:
+    """A log file whose name has SLURM's replacements, in a folder that has none."""
+    return str(folder / "logs").replace("%", "%%") + f"/{name}"
 
 
 # In the script, @NAME@ is replaced. Notes for who changes it:
@@ -95,15 +109,19 @@ def header(machine: SlurmMachine, name: str, log: str) -> list[str]:
 #   checkpoint and end with 143. Who was cancelled must not come back: its state is no longer
 #   RUNNING then (COMPLETING), while a preempted job is running until its grace time is over.
 # - After "scontrol requeue" SLURM ends the script; it waits for that.
+# - The job id of one task of an array is that of the array: commands given it reach every task.
+# - Lines of a person (modules, conda) are not written for "set -u".
 _START = r"""
-set -u
-cd @FOLDER@
+cd @FOLDER@ || exit 2
 python=@PYTHON@
 run=@RUN@
 @SETUP@
+set -u
 [ -n "${SLURM_CPUS_PER_TASK:-}" ] && export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 start="${SLURM_RESTART_COUNT:-0}"
-say() { echo "$(date -u +%FT%TZ) $(hostname) job $SLURM_JOB_ID start $start | $*"; }
+job=$SLURM_JOB_ID
+[ -n "${SLURM_ARRAY_TASK_ID:-}" ] && job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+say() { echo "$(date -u +%FT%TZ) $(hostname) job $job start $start | $*"; }
 say "nodes: $SLURM_JOB_NODELIST"
 """
 _CHECK = r"""
@@ -118,7 +136,7 @@ srun --nodes="$SLURM_NNODES" --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --kill
 """
 _RUN = r"""
 # Before the end of the time: the processes write a checkpoint after the same step, and end.
-trap 'say "told to stop: a checkpoint is written"; scancel --signal=USR1 "$SLURM_JOB_ID"' USR1
+trap 'say "told to stop: a checkpoint is written"; scancel --signal=USR1 "$job"' USR1
 trap : TERM
 srun --ntasks="$((SLURM_NNODES * @TASKS@))" --ntasks-per-node=@TASKS@ --kill-on-bad-exit=0 \
     --wait=0 "$python" -m contrastive.cli @COMMAND@ &
@@ -131,10 +149,10 @@ say "the run ended with status $status"
 
 requeue() {
     [ @REQUEUE@ = yes ] || exit $status
-    state=$(squeue --noheader --job="$SLURM_JOB_ID" --format=%T)
+    state=$(squeue --noheader --job="$job" --format=%T)
     if [ "$state" != RUNNING ]; then say "the job is ${state:-gone}"; exit $status; fi
     say "requeued"
-    scontrol requeue "$SLURM_JOB_ID" || exit $status
+    scontrol requeue "$job" || exit $status
     while :; do sleep 5; done
 }
 case $status in
@@ -176,7 +194,7 @@ def script(job: Job, machine: SlurmMachine, folder: pathlib.Path) -> str:
       machine: What to ask SLURM for.
       folder: Where the command is to run: recipe files are named relative to it.
     """
-    lines = header(machine, job.name, str(job.workdir / "logs" / "slurm-%j.log"))
+    lines = header(machine, job.name, _log(job.workdir, "slurm-%j.log"))
     body = _START + _CHECK + _RUN
     command = shlex.join(job.arguments)
     text = _filled(body, machine, folder, str(job.workdir), command)
@@ -195,7 +213,7 @@ def array_script(
       machine: What to ask SLURM for, for each trial.
       name: Of the job.
     """
-    lines = header(machine, name, str(sweep / "logs" / "trial-%a.log"))
+    lines = header(machine, name, _log(sweep, "trial-%a.log"))
     lines.append(f"#SBATCH --array={','.join(map(str, indices))}%{parallel}")
     command = f'sweep {shlex.quote(str(sweep))} --trial="$SLURM_ARRAY_TASK_ID"'
     text = _filled(_START + _RUN, machine, pathlib.Path.cwd(), str(sweep), command)

@@ -43,6 +43,16 @@ _REFUSALS = (
         r"no matches for kind \"?JobSet",
         "the cluster has no JobSet controller: install it (docs/launch/gke.md)",
     ),
+    (
+        r"[Ff]ield is immutable",
+        "one of this name is there, with other settings: let it end and delete it (kubectl delete "
+        "jobset NAME), or choose another --on.name",
+    ),
+    (
+        r"[Ii]nvalid job array",
+        "the cluster's MaxArraySize (scontrol show config) is smaller than the number of trials: "
+        "make several sweeps of it",
+    ),
     (r"ALREADY_EXISTS|already exists", "choose another --on.name, or delete what is there first"),
 )
 

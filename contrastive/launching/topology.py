@@ -111,6 +111,8 @@ def parse_machine(name: str, option: str = "--on.topology") -> Machine:
     if not machine.tpu:
         if len(machine.shape) != 2 or slices != 1:
             raise ConfigError(f"{option}={name}: of GPUs give nodes x GPUs, as in {chip}:8x8.")
+        if machine.shape[1] not in (1, 2, 4, 8):
+            raise ConfigError(f"{option}={name}: nodes of {chip} have 1, 2, 4 or 8 GPUs.")
     elif machine.kind.cubic:
         large = len(machine.shape) == 3 and all(side % 4 == 0 for side in machine.shape)
         if not large and machine.sides not in _SMALL_CUBES:

@@ -15,8 +15,10 @@ from contrastive.errors import ConfigError, UserError
 from contrastive.launching.gke import dns_name
 from contrastive.launching.job import Job
 from contrastive.launching.record import VARIABLE
+from contrastive.launching.settings import check_at_least
 from contrastive.launching.tools import run_tool
 from contrastive.launching.topology import Machine, parse_machine
+from contrastive.processes import LOST
 from contrastive.training.supervisor import STOPPED, USER_ERROR
 
 Command = list[str]
@@ -50,8 +52,7 @@ class TpuMachine:
             raise ConfigError(f"--on.topology={self.topology} has no TPUs.")
         if self.spot and self.reserved:
             raise ConfigError("--on.spot and --on.reserved exclude each other.")
-        if not self.mount.startswith("/"):
-            raise ConfigError(f"--on.mount={self.mount} has to begin with /.")
+        check_at_least(self, failures=0, poll_seconds=0.1)
 
     @property
     def machine(self) -> Machine:
@@ -109,7 +110,7 @@ class Tpu:
         lines = [
             "set -eu",
             f"test -d contrastive || git clone --quiet {q(settings.repository)} contrastive",
-            f"cd contrastive && git fetch --quiet --all && git checkout --quiet {commit}",
+            f"cd contrastive && git fetch --quiet --all && git checkout --quiet {q(commit)}",
             "test -x .venv/bin/python || python3 -m venv .venv",
             ".venv/bin/python -m pip install --quiet -c constraints.txt -e '.[tpu,remote]'",
             f"sudo mkdir -p {q(settings.mount)} && sudo chown $USER {q(settings.mount)}",
@@ -128,33 +129,29 @@ class Tpu:
         )
         lines = [
             'if kill -0 "$(cat ~/run.pid 2>/dev/null)" 2>/dev/null; then exit 0; fi',
-            "rm -f ~/run.status; cd contrastive",
+            "rm -f ~/run.status ~/run.pid; cd contrastive",
             f"setsid nohup bash -c {shlex.quote(inner)} >/dev/null 2>&1 </dev/null &",
         ]
         return self.ssh("\n".join(lines))
 
     def statuses(self) -> Command:
-        """One line a worker: ``status running`` or the exit status of its run."""
-        return self.ssh("echo status $(cat ~/run.status 2>/dev/null || echo running)")
+        """One line a worker: ``status running`` or the exit status of its run; :data:`LOST` where
+        there is neither a run nor its word, as after a reboot."""
+        alive = 'test ! -e ~/run.pid || kill -0 "$(cat ~/run.pid)" 2>/dev/null'
+        ended = f"cat ~/run.status 2>/dev/null || echo {LOST}"
+        return self.ssh(f"echo status $(if {alive}; then echo running; else {ended}; fi)")
 
     def newest(self) -> Command:
         """What the first worker said last."""
         return self.ssh("tail -n 3 ~/run.log 2>/dev/null || true", worker="0")
 
 
-def check_launch(job: Job, settings: TpuMachine, *, force: bool) -> str:
+def check_launch(job: Job, *, force: bool) -> str:
     """The commit that the workers are to take.
 
     Raises:
       UserError: It is not known, or the code here is not what it holds.
-      ConfigError: The workdir does not lie in the bucket.
     """
-    mount = f"{settings.mount.rstrip('/')}/"
-    if not f"{job.workdir}/".startswith(mount):
-        raise ConfigError(
-            f"--workdir={job.workdir} is on a disk that no other host sees; give a folder below "
-            f"--on.mount={settings.mount}, where the bucket {settings.bucket} is mounted."
-        )
     git = job.record["git"]
     if git["commit"] is None:
         raise UserError(
@@ -238,7 +235,12 @@ class Runner:
             if "NOT_FOUND" in str(error) or "not found" in str(error).lower():
                 return None
             raise
-        return found["state"]["state"]
+        except ValueError as error:
+            raise UserError(
+                f"gcloud describes {self._tpu.name} in a form that is not known ({error}); update "
+                "the Google Cloud CLI."
+            ) from error
+        return found.get("state", {}).get("state", "")
 
     def _until_active(self) -> None:
         before = None

@@ -19,13 +19,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from contrastive import config as config_lib
-from contrastive.errors import ConfigError, UserError
+from contrastive.errors import ConfigError, UserError, first_line
 from contrastive.recipe import Recipe, check_resumable, flatten, load_recipe
 from contrastive.sweeps.description import Sweep
 from contrastive.whole import whole_file
 
 Status: TypeAlias = Literal["waiting", "running", "done", "failed"]
 TOLD = "told to stop"  # reason of a trial that a signal ended, after a checkpoint
+_SUMMARY = ("name", "base", "metric", "processes", "direction", "trials", "wanted")
+_REPAIR = {  # what to do about a damaged file
+    "sweep.json": "remove it and give the command that made the folder again: trials keep what "
+    "they have done",
+    "trial.json": "remove it and give the command that made the folder again",
+    "state.json": "remove it: the trial goes on from its checkpoint",
+}
 _READABLE = 80  # characters of a trial's name before the digest
 
 
@@ -121,7 +128,7 @@ class SweepFolder:
           UserError: The folder cannot be made, or belongs to another sweep.
           ConfigError: A trial that has begun had other settings, by a change of its recipe.
         """
-        with self._locked():
+        with self.locked():
             known = self._read()["trials"] if self._file.exists() else []
             self._check_name(sweep)
             order = {name: number for number, name in enumerate(known)}
@@ -183,9 +190,11 @@ class SweepFolder:
                 f"{self.path} has no trial {which}: they are numbered 0 to {len(names) - 1}."
             )
         name = names[which] if isinstance(which, int) else which
-        content = self._json(self.workdir(name) / "trial.json")
-        recipe = config_lib.build(Recipe, content.pop("recipe"))
-        return Trial(**content, recipe=recipe)
+        file = self.workdir(name) / "trial.json"
+        content = self._json(file)
+        with _readable(file):
+            recipe = config_lib.build(Recipe, content.pop("recipe"))
+            return Trial(**content, recipe=recipe)
 
     def workdir(self, name: str) -> pathlib.Path:
         """The workdir of a trial."""
@@ -198,14 +207,19 @@ class SweepFolder:
         file = self.workdir(name) / "state.json"
         if not file.exists():
             return State()
-        state = State(**self._json(file))
+        state = self._state(file)
         if state.status == "running" and not self.is_claimed(name):
-            again = State(**self._json(file))  # it may have ended in between
+            again = self._state(file)  # it may have ended in between
             if again.status == "running":
                 reason = f"cut off on {again.host}"
                 return dataclasses.replace(again, status="waiting", reason=reason)
             return again
         return state
+
+    def _state(self, file: pathlib.Path) -> State:
+        content = self._json(file)
+        with _readable(file):
+            return config_lib.build(State, content, "state")
 
     def write_state(self, name: str, state: State) -> None:
         """Only for whoever holds the claim."""
@@ -219,10 +233,12 @@ class SweepFolder:
         try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                yield False
-            else:
-                yield True
+                mine = True
+            except BlockingIOError:
+                mine = False
+            except OSError as error:
+                raise self._no_locks(error) from error
+            yield mine
         finally:
             os.close(lock)
 
@@ -234,11 +250,19 @@ class SweepFolder:
         lock = os.open(file, os.O_RDWR)
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             return True
+        except OSError as error:
+            raise self._no_locks(error) from error
         finally:
             os.close(lock)
         return False
+
+    def _no_locks(self, error: OSError) -> UserError:
+        return UserError(
+            f"{self.path} is on a file system without locks ({error.strerror}), which keep two "
+            "from running the same trial; put the sweep's folder on another."
+        )
 
     # --- files ---
 
@@ -247,14 +271,22 @@ class SweepFolder:
         return self.path / "sweep.json"
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
+        """Holds the folder while trials are planned or handed over; waits for others.
+
+        Raises:
+          UserError: It cannot be made or written.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise UserError(f"cannot write to {self.path} ({error.strerror}).") from error
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            except OSError as error:
+                raise self._no_locks(error) from error
             yield
         finally:
             os.close(lock)
@@ -265,14 +297,23 @@ class SweepFolder:
                 f"{self.path} is not the folder of a sweep: there is no {self._file}. "
                 "`contrastive sweep FILE.py --output=DIR` makes one."
             )
-        return self._json(self._file)
+        content = self._json(self._file)
+        with _readable(self._file):
+            return {key: content[key] for key in _SUMMARY}
 
     @staticmethod
     def _json(file: pathlib.Path) -> dict[str, Any]:
-        try:
-            return json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError) as error:
-            raise UserError(f"{file} is damaged: {error}.") from error
+        with _readable(file):
+            return dict(json.loads(file.read_text(encoding="utf-8")))
+
+
+@contextlib.contextmanager
+def _readable(file: pathlib.Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError, TypeError, ConfigError) as error:
+        reason = f"there is no {error}" if isinstance(error, KeyError) else first_line(error)
+        raise UserError(f"{file} is damaged ({reason}); {_REPAIR[file.name]}.") from error
 
 
 def begin(state: State) -> State:

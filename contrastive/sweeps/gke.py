@@ -4,8 +4,8 @@ import pathlib
 from collections.abc import Sequence
 
 from contrastive.errors import ConfigError
-from contrastive.launching.gke import GkeMachine, apply, check_workdir, dns_name, manifest, trials
-from contrastive.launching.settings import machine_settings
+from contrastive.launching.gke import GkeMachine, apply, dns_name, manifest, trials
+from contrastive.launching.settings import check_workdir, machine_settings
 from contrastive.sweeps.launchers import LaunchSettings
 
 
@@ -21,7 +21,7 @@ def submit(folder: pathlib.Path, indices: Sequence[int], settings: LaunchSetting
     """
     machine = machine_settings(GkeMachine, settings.on, settings.overrides)
     folder = folder.absolute()
-    check_workdir(folder, machine)
+    check_workdir(folder, mount=machine.mount, bucket=machine.bucket)
     if settings.processes != 1 or machine.machine.hosts * machine.machine.slices != 1:
         raise ConfigError(
             f"a trial on Kubernetes runs on one machine, and --on.topology={machine.topology} with "

@@ -1,5 +1,6 @@
 """Settings × results of a sweep: rows, the best of them, and files."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -12,7 +13,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from contrastive.config import nearest
-from contrastive.errors import UserError
+from contrastive.errors import UserError, first_line
 from contrastive.sweeps.folder import State, SweepFolder, Trial
 from contrastive.whole import whole_file
 
@@ -41,11 +42,18 @@ def _results(workdir: pathlib.Path) -> dict[str, float]:
     last: dict[str, Any] = {}
     file = workdir / "metrics.jsonl"
     for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
-        entry = json.loads(line)
-        last = entry if "loss" in entry else last
+        with contextlib.suppress(ValueError):  # a line that was cut
+            entry = json.loads(line)
+            last = entry if "loss" in entry else last
     found = {f"train/{name}": value for name, value in last.items()}
     file = workdir / "evaluation.json"
-    found |= json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    try:
+        found |= json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    except (ValueError, TypeError) as error:
+        raise UserError(
+            f"{file} is damaged ({first_line(error)}); `contrastive evaluate {workdir}` writes it "
+            "anew."
+        ) from error
     return {k: float(v) for k, v in found.items() if isinstance(v, int | float)}
 
 

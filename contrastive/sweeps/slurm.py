@@ -9,6 +9,7 @@ from contrastive.errors import ConfigError
 from contrastive.launching.settings import machine_settings
 from contrastive.launching.slurm import SlurmMachine, array_script, submit_script
 from contrastive.launching.tools import run_tool
+from contrastive.sweeps.folder import SweepFolder
 from contrastive.sweeps.launchers import LaunchSettings
 
 
@@ -24,6 +25,17 @@ def submit(folder: pathlib.Path, indices: Sequence[int], settings: LaunchSetting
     check_processes(machine.nodes * machine.tasks, settings.processes)
     folder = folder.absolute()
     name = f"sweep-{hashlib.sha256(str(folder).encode()).hexdigest()[:10]}"
+    with SweepFolder(folder).locked():  # nobody else submits between the question and the answer
+        return _submit(folder, name, indices, machine, settings)
+
+
+def _submit(
+    folder: pathlib.Path,
+    name: str,
+    indices: Sequence[int],
+    machine: SlurmMachine,
+    settings: LaunchSettings,
+) -> str:
     said = run_tool(["squeue", "--noheader", "--array", f"--name={name}", "--format=%K"])
     there = {int(word) for word in said.split() if word.isdecimal()}
     fresh = [index for index in indices if index not in there]

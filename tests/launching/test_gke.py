@@ -10,8 +10,8 @@ import yaml
 
 from contrastive import cli
 from contrastive.errors import ConfigError
-from contrastive.launching import gke
 from contrastive.launching.gke import GkeMachine, dns_name, jobset, manifest
+from contrastive.launching.settings import check_workdir
 
 SCHEMA = json.loads((pathlib.Path(__file__).parent / "fixtures" / "jobset.json").read_text())
 TOPOLOGIES = ("v5e:2x4", "v5e:16x16", "v5e:16x16*2", "v5p:4x4x8", "h100:1x8", "h100:8x8")
@@ -120,6 +120,7 @@ def test_names_that_kubernetes_takes():
     assert dns_name("CLIP b/16 (α)") == "clip-b-16"
     assert len(dns_name("x" * 99)) == 40
     assert dns_name("α") == "run"
+    assert dns_name("7b") == "run-7b"  # a service's name begins with a letter
 
 
 def run(*arguments, workdir="/bucket/run"):
@@ -140,7 +141,10 @@ def test_a_workdir_that_hosts_do_not_share_is_a_sentence(capsys):
     said = capsys.readouterr().err
     assert "--workdir=/home/me/run is on a disk that no other host sees" in said
     with pytest.raises(ConfigError):
-        gke.check_workdir("/bucketful/run", settings())
+        check_workdir("/bucketful/run", mount="/bucket", bucket="b")
+    assert run("--dry-run", workdir="/bucket/../home/run") == 2
+    assert run("--dry-run", "--on.mount=/", workdir="/run") == 2
+    assert "--on.mount=/ has to be a folder" in capsys.readouterr().err
 
 
 def test_wrong_settings_are_named(capsys):
@@ -148,6 +152,10 @@ def test_wrong_settings_are_named(capsys):
     assert "--on.quee is not a known key; did you mean 'queue'?" in capsys.readouterr().err
     assert run("--dry-run", "--on.topology=v9:2x2") == 2
     assert "there is no 'v9'" in capsys.readouterr().err
+    assert run("--dry-run", "--on.bucket=gs://b") == 2
+    assert "has to be a name, without gs://" in capsys.readouterr().err
+    assert run("--dry-run", "--on.grace_seconds=-1") == 2
+    assert "--on.grace_seconds=-1 has to be at least 0" in capsys.readouterr().err
 
 
 def test_a_missing_kubectl_is_a_sentence(capsys, monkeypatch):
@@ -162,6 +170,9 @@ def test_the_manifest_goes_to_kubectl_and_a_refusal_is_a_sentence(capsys, tool, 
     assert (tmp_path / "given").read_text().split() == ["apply", "--namespace=default", "-f", "-"]
     jsonschema.validate(yaml.safe_load((tmp_path / "text").read_text()), SCHEMA)
     assert "kubectl delete jobset emoji-clip" in capsys.readouterr().err
+    tool("kubectl", "#!/bin/sh\ncat >/dev/null\necho 'spec: field is immutable' >&2; exit 1\n")
+    assert run() == 2
+    assert "let it end and delete it (kubectl delete jobset" in capsys.readouterr().err
     words = 'no matches for kind "JobSet" in version "jobset.x-k8s.io/v1alpha2"'
     tool("kubectl", f"#!/bin/sh\ncat >/dev/null\necho 'error: {words}' >&2; exit 1\n")
     assert run() == 2

@@ -144,6 +144,10 @@ def test_what_stands_behind_the_dashes_is_checked_before_anything_starts(capsys,
     assert "--process comes from the launcher" in capsys.readouterr().err
     assert run(*train, "--restarts=1") == 2
     assert "before --" in capsys.readouterr().err
+    assert run("--restarts=-1", *train) == 2
+    assert "--restarts=-1 --restart-wait=1: neither can be negative" in capsys.readouterr().err
+    assert run("--processes=3", "--platform=cpu", *train) == 2
+    assert "cannot be cut evenly over 3 devices" in capsys.readouterr().err
     assert run("--topology=h99:8x8", *train) == 2
     assert "there is no chip 'h99'" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
@@ -151,7 +155,7 @@ def test_what_stands_behind_the_dashes_is_checked_before_anything_starts(capsys,
 
 def test_a_dry_run_prints_the_commands_and_makes_nothing(capsys, tmp_path):
     train = ("--", "train", "--config=configs/emoji.py:clip", f"--workdir={tmp_path / 'run'}")
-    assert run("--processes=2", "--devices=3", "--dry-run", "--platform=cpu", *train, "--new") == 0
+    assert run("--processes=2", "--devices=4", "--dry-run", "--platform=cpu", *train, "--new") == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
     assert "CONTRASTIVE_PROCESS=1 " in lines[1]

@@ -1,5 +1,6 @@
 """Batch scripts and the comparison of nodes; with a real SLURM: tests/slurm."""
 
+import os
 import subprocess
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from contrastive import cli
 from contrastive.errors import ConfigError, UserError
 from contrastive.launching.check import check_nodes, node_report, read_reports, write_report
-from contrastive.launching.slurm import SlurmMachine, script
+from contrastive.launching.slurm import SlurmMachine, array_script, script
 from contrastive.recipe import load_recipe
 
 
@@ -44,6 +45,9 @@ def test_the_planner_is_asked_about_the_whole_machine():
         ({"gpus": 8, "tasks": 3}, "--on.tasks=3 processes a node cannot share --on.gpus=8"),
         ({"gpus": 2, "tasks": 4}, "cannot share"),
         ({"nodes": 0}, "--on.nodes=0 has to be at least 1"),
+        ({"gpus": -8}, "--on.gpus=-8 has to be at least 0"),
+        ({"cpus": 0}, "--on.cpus=0 has to be at least 1"),
+        ({"failures": -1}, "--on.failures=-1 has to be at least 0"),
         ({"time": "a day"}, "has to be MINUTES, HH:MM:SS or D-HH:MM:SS"),
         ({"options": ("exclusive",)}, "'exclusive' is not an option of sbatch"),
     ],
@@ -51,6 +55,39 @@ def test_the_planner_is_asked_about_the_whole_machine():
 def test_wrong_settings_are_a_sentence(given, words):
     with pytest.raises(ConfigError, match=words):
         SlurmMachine(**given)
+
+
+def test_what_a_person_names_cannot_add_to_the_script(make, tmp_path):
+    machine = SlurmMachine(partition='a"b $(touch x) #c\\', setup=("unset -f nothing",))
+    lines = script(make("/r/50% $(x)"), machine, tmp_path).splitlines()
+    assert r'#SBATCH --partition="a\"b $(touch x) #c\\"' in lines
+    assert '#SBATCH --output="/r/50%% $(x)/logs/slurm-%j.log"' in lines
+    assert lines.index("unset -f nothing") < lines.index("set -u")  # modules are not written for it
+    for workdir, given in {
+        "/r\ntouch x": {}, "/r": {"partition": "p\ntouch x"}, "/s": {"options": ("--x\ntouch x",)}
+    }.items():  # fmt: skip
+        with pytest.raises(ConfigError, match="has a line break"):
+            script(make(workdir), SlurmMachine(**given), tmp_path)
+
+
+@pytest.mark.parametrize("told", ["", "kill -USR1 $PPID; sleep 0.2; "])
+def test_a_task_of_an_array_speaks_of_itself_alone(tmp_path, tool, told):
+    """The job id of an array's last task is that of the array."""
+    tool("srun", f"#!/bin/bash\n{told}exit 138\n")
+    for name in ("squeue", "scontrol", "scancel"):
+        end = "echo RUNNING" if name == "squeue" else "exit 1"
+        tool(name, f'#!/bin/sh\necho {name} "$@" >>{tmp_path}/asked\n{end}\n')
+    text = array_script(tmp_path, [3], 1, SlurmMachine(), "s")
+    given = {"JOB_ID": "7", "ARRAY_JOB_ID": "7", "ARRAY_TASK_ID": "3", "NNODES": "1"}
+    environment = {f"SLURM_{key}": value for key, value in given.items()}
+    done = subprocess.run(
+        ["bash"], input=text, text=True, capture_output=True,
+        env={**os.environ, **environment, "SLURM_JOB_NODELIST": "n1"},
+    )  # fmt: skip
+    assert done.returncode == 138, done.stderr
+    asked = (tmp_path / "asked").read_text().splitlines()
+    first = ["scancel --signal=USR1 7_3"] if told else []
+    assert asked == [*first, "squeue --noheader --job=7_3 --format=%T", "scontrol requeue 7_3"]
 
 
 def report(node, **changed):
@@ -107,6 +144,26 @@ def test_a_node_says_what_it_is(tmp_path):
 def run(*arguments, workdir):
     train = ("--", "train", "--config=configs/emoji.py:clip", f"--workdir={workdir}")
     return cli.main(["launch", "slurm", "--on=launch/slurm.py:cpu", *arguments, *train])
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        (["--on.nodes"], "--on.nodes has no value; write --on.nodes=VALUE"),
+        (
+            ["--on=launch/slurm.py:h999"],
+            "of launch/slurm.py fails (ValueError: launch/slurm.py:h999 ",
+        ),
+        (
+            ["--on=launch/gke.py:v9"],
+            "of launch/gke.py fails (KeyError: 'v9'); see what get_machine",
+        ),
+        (["--on.nodes=3", "--on.gpus=1"], "batch_size = 256 cannot be cut evenly over 3 devices"),
+    ],
+)
+def test_wrong_options_are_a_sentence(capsys, tmp_path, given, words):
+    assert run("--dry-run", *given, workdir=tmp_path / "run") == 2
+    assert words in capsys.readouterr().err
 
 
 def test_a_dry_run_prints_the_script_and_makes_nothing(capsys, tmp_path):

@@ -37,6 +37,7 @@ def test_nodes_of_gpus():
         ("v5e:3x3", "slices of v5e are 1x1, 2x2"),
         ("v5p:8x8", "three sides that 4 divides"),
         ("h100:8", "nodes x GPUs"),
+        ("h100:1x99", "nodes of h100 have 1, 2, 4 or 8 GPUs"),
         ("h100:8x8*2", "nodes x GPUs"),
         ("v5e:16x16*0", "at least 1"),
     ],

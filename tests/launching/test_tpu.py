@@ -155,6 +155,8 @@ def test_the_line_that_starts_a_run_does_so_once(make, tmp_path):
     while (said := ssh(tpu.statuses())) == "status running":
         pass
     assert said == "status 75"
+    (home / "run.status").unlink()  # as after a reboot: no run, and no word of it
+    assert ssh(tpu.statuses()) == "status 75"
     given = (home / "seen").read_text().splitlines()
     assert given == ["train --config=recipe.py:it's --workdir=/mnt/bucket/run --coordinator=auto"]
     assert json.loads((home / "record").read_text()) == job.record
@@ -177,18 +179,18 @@ def test_code_that_the_workers_would_not_get_is_refused(make):
     git = job.record["git"]
     git.update(commit=COMMIT, dirty=True, changed=["a.py"])
     with pytest.raises(UserError, match=r"differs from commit c0ffee.*a\.py.*commit and push"):
-        check_launch(job, settings(), force=False)
-    assert check_launch(job, settings(), force=True) == COMMIT
+        check_launch(job, force=False)
+    assert check_launch(job, force=True) == COMMIT
     git.update(commit=None)
     with pytest.raises(UserError, match="there is no commit here"):
-        check_launch(job, settings(), force=True)
-    with pytest.raises(ConfigError, match="on a disk that no other host sees"):
-        check_launch(make("/home/run"), settings(), force=True)
+        check_launch(job, force=True)
 
 
 def test_wrong_settings_are_a_sentence():
     with pytest.raises(ConfigError, match="exclude each other"):
         settings(spot=True, reserved=True)
+    with pytest.raises(ConfigError, match="has to be at least 0"):
+        settings(poll_seconds=-1.0)
     with pytest.raises(ConfigError, match="has no TPUs"):
         settings("h100:8x8")
 
@@ -206,6 +208,17 @@ def test_a_dry_run_prints_every_command(capsys):
     assert "--accelerator-type=v5litepod-16" in words
     assert run("--dry-run", "--delete") == 0
     assert "queued-resources delete mine --zone=z --force --quiet" in capsys.readouterr().out
+
+
+def test_a_workdir_that_hosts_do_not_share_is_a_sentence(capsys):
+    assert run("--dry-run", "--on.mount=/elsewhere") == 2
+    assert "/mnt/bucket/run is on a disk that no other host sees" in capsys.readouterr().err
+
+
+def test_an_answer_that_is_not_known_is_a_sentence(tool, go):
+    tool("gcloud", "#!/bin/sh\necho Hello\n")
+    with pytest.raises(UserError, match="in a form that is not known"):
+        go()
 
 
 def test_a_missing_gcloud_is_a_sentence(capsys, monkeypatch):

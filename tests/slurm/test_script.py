@@ -128,6 +128,23 @@ def test_failures_are_counted_and_what_a_person_has_to_put_right_is_not_tried_ag
     assert ("failed 2 times, not started again" in said) == (status == 75)
 
 
+def test_a_task_of_an_array_is_requeued_alone(submitted, slurm):
+    job = submitted(nodes=1)
+    sweep: pathlib.Path = job.folder / "50% of 'a sweep'"
+    for made in ("logs", "launch"):
+        (sweep / made).mkdir(parents=True)
+    text = array_script(sweep, [0, 1], 2, job.machine, "sweep-y")
+    job.number = submit_script(text, sweep / "launch" / "array.sbatch")
+    wait(lambda: len(job.begun()) == 2)
+    # Its job id is that of the whole array.
+    ask(slurm, "scancel", "--batch", "--signal=USR1", f"{job.number}_1")
+    wait(lambda: "begin 0 1 1" in job.begun())
+    job.finish(0)
+    wait(job.gone)
+    assert job.begun() == ["begin 0 0 0", "begin 0 0 1", "begin 0 1 1"]
+    assert "status 138" in (sweep / "logs" / "trial-1.log").read_text()
+
+
 def test_an_array_has_a_task_for_each_trial(submitted, slurm):
     job = submitted(nodes=1)
     sweep: pathlib.Path = job.folder / "sweep"

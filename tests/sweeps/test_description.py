@@ -1,7 +1,11 @@
 """Which trials a sweep has: grids, lists and draws; names; what is refused before anything runs."""
 
+import errno
+import fcntl
+
 import pytest
 
+from contrastive import cli
 from contrastive.errors import ConfigError, UserError
 from contrastive.sweeps import (
     IntUniform,
@@ -133,9 +137,57 @@ def test_a_folder_of_another_sweep_is_refused(sweep_file, tmp_path):
         SweepFolder(tmp_path).trials()
 
 
+@pytest.mark.parametrize(
+    "name, text, words",
+    [
+        ("sweep.json", "{", "remove it and give the command that made the folder again"),
+        ("sweep.json", "[1]", "remove it and give"),
+        ("sweep.json", "{}", "there is no 'name'"),
+        ("trials/NAME/trial.json", "[]", "there is no 'recipe'"),
+        ("trials/NAME/trial.json", '{"recipe": {"seed": "x"}}', "seed"),
+        ("trials/NAME/state.json", "\udcff", "remove it: the trial goes on from its checkpoint"),
+        ("trials/NAME/state.json", '{"status": "dnoe"}', "status"),
+        ("trials/NAME/state.json", '{"attempts": "two"}', "attempts"),
+        ("trials/NAME/state.json", "null", "remove it: the trial"),
+    ],
+)
+def test_a_damaged_file_is_a_sentence_that_says_what_to_do(
+    sweep_file, tmp_path, capsys, name, text, words
+):
+    folder = SweepFolder(tmp_path / "out")
+    sweep = load_sweep(str(sweep_file("({},)")))
+    folder.plan(sweep, make_trials(sweep))
+    file = folder.path / name.replace("NAME", folder.trial(0).name)
+    file.write_bytes(text.encode(errors="surrogateescape"))
+    assert cli.main(["sweep", str(folder.path), "--status"]) == 2
+    said = capsys.readouterr().err
+    assert f"{file} is damaged" in said
+    assert words in said
+
+
+def test_a_file_system_without_locks_is_a_sentence(sweep_file, tmp_path, monkeypatch):
+    folder = SweepFolder(tmp_path / "out")
+    sweep = load_sweep(str(sweep_file("({},)")))
+    folder.plan(sweep, make_trials(sweep))
+
+    def flock(lock, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(UserError, match="a file system without locks"):
+        folder.claimed(folder.trial(0).name).__enter__()
+    with pytest.raises(UserError, match="without locks"):
+        folder.plan(sweep, make_trials(sweep))
+
+
 def test_files_and_launchers_that_are_none(tmp_path):
     with pytest.raises(ConfigError, match=r"there is no file '.*mistyped\.py'"):
         load_sweep(str(tmp_path / "mistyped.py"))
+    (tmp_path / "s.py").write_text(
+        "from contrastive.sweeps import *\ndef get_sweep(): return random({'a': ()}, count=1)"
+    )
+    with pytest.raises(ConfigError, match=r"line 2 of .*s\.py fails .ValueError"):
+        load_sweep(str(tmp_path / "s.py"))
     (tmp_path / "s.py").write_text("def get_sweep(): return {}")
     with pytest.raises(ConfigError, match="has to return a Sweep; got dict"):
         load_sweep(str(tmp_path / "s.py"))
