@@ -35,7 +35,7 @@ def _commands(text: str) -> list[str]:
     lines = [line for line in text.splitlines() if line.startswith("    ") or BEGIN.match(line)]
     spans = [span for span in spans if span.startswith("make") or " --" in span]
     found = [re.sub(r"^([A-Z_]+=\S+ )+", "", line.strip()) for line in (*lines, *spans)]
-    return [line for line in found if BEGIN.match(line) and "…" not in line]
+    return [line for line in found if BEGIN.match(line) and " …" not in line]
 
 
 def _parse(command: str):

@@ -280,6 +280,17 @@ def test_what_would_fail_again_is_not_retried(planned, scripted):
     assert state.attempts == 2
 
 
+def test_a_trial_that_is_told_to_stop_before_it_begins_waits(planned, scripted):
+    scripted("import time; time.sleep(600)")
+    folder, said = planned("({},)"), []
+    agent = local._Agent(folder, [0], LaunchSettings(say=said.append))
+    assert agent._round()
+    agent._pass_on(signal.SIGINT, None)
+    wait_until(lambda: not agent._round())
+    assert said[-1].endswith("): waiting.")
+    assert folder.state(folder.trial(0).name).attempts == 0
+
+
 def test_E17_two_agents_run_no_trial_twice(planned, scripted):
     scripted(
         "write('running')\n"
