@@ -7,8 +7,6 @@
 
 from ml_collections import ConfigDict
 
-_CACHE = 'export JAX_COMPILATION_CACHE_DIR="$run/launch/cache"'  # a requeued job compiles nothing
-
 
 def get_machine(kind: str = "h100") -> ConfigDict:
     """Keys that are not named here have the default of contrastive.launching.slurm.SlurmMachine."""
@@ -20,13 +18,12 @@ def get_machine(kind: str = "h100") -> ConfigDict:
         config.memory = "0"  # all of a node
         config.options = ("--exclusive",)
         config.setup = (
-            _CACHE,
             # JAX gives a program 75 % of the memory, which the planner counts with.
             "export XLA_PYTHON_CLIENT_MEM_FRACTION=0.75",
             "export NCCL_DEBUG=WARN",
         )
     elif kind == "cpu":
-        config.setup = (_CACHE, "export JAX_PLATFORMS=cpu")
+        config.setup = ("export JAX_PLATFORMS=cpu",)
     else:
         raise ValueError(f"launch/slurm.py:{kind} is not known; h100 and cpu are.")
     return config

@@ -8,6 +8,7 @@ import contrastive
 ROOT = pathlib.Path(contrastive.__file__).parent
 ROOMS = (  # from the top; rooms of one line do not import each other
     ("cli",),
+    ("arguments",),
     ("commands",),
     ("sweeps",),
     ("reporting", "planning", "launching"),

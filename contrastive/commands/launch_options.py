@@ -2,23 +2,22 @@
 
 import argparse
 import pathlib
-from collections.abc import Callable
 
 
-def add_launchers(parser: argparse.ArgumentParser, *, run: Callable) -> None:
+def add_launchers(parser: argparse.ArgumentParser) -> None:
     """Adds one parser for each place to start a run."""
     places = parser.add_subparsers(dest="place", required=True, metavar="PLACE")
-    _add_local(places, run)
-    _on(_add(places, "slurm", "a SLURM cluster: writes a batch script and submits it", run))
-    _on(_add(places, "gke", "Kubernetes: writes a JobSet and hands it to kubectl", run))
-    tpu = _add(places, "tpu", "TPU VMs: creates them, runs, watches, deletes", run)
+    _add_local(places)
+    _on(_add(places, "slurm", "a SLURM cluster: writes a batch script and submits it"))
+    _on(_add(places, "gke", "Kubernetes: writes a JobSet and hands it to kubectl"))
+    tpu = _add(places, "tpu", "TPU VMs: creates them, runs, watches, deletes")
     _on(tpu)
     tpu.add_argument("--delete", action="store_true", help="give the machines back, run nothing")
-    _on(_add(places, "sky", "other clouds: writes a task file for SkyPilot", run))
-    _add_check(places, run)
+    _on(_add(places, "sky", "other clouds: writes a task file for SkyPilot"))
+    _add_check(places)
 
 
-def _add(places: argparse._SubParsersAction, name: str, summary: str, run: Callable):
+def _add(places: argparse._SubParsersAction, name: str, summary: str):
     place = places.add_parser(
         name,
         help=summary,
@@ -35,12 +34,12 @@ def _add(places: argparse._SubParsersAction, name: str, summary: str, run: Calla
     place.add_argument(
         "--dry-run", action="store_true", help="print what would be done, and do nothing"
     )
-    place.set_defaults(run=run, parser=place)
+    place.set_defaults(parser=place)
     return place
 
 
-def _add_local(places: argparse._SubParsersAction, run: Callable) -> None:
-    local = _add(places, "local", "several processes on this machine", run)
+def _add_local(places: argparse._SubParsersAction) -> None:
+    local = _add(places, "local", "several processes on this machine")
     local.add_argument(
         "--processes", type=int, default=1, metavar="N", help="how many processes (1)"
     )
@@ -82,7 +81,7 @@ def _on(place: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_check(places: argparse._SubParsersAction, run: Callable) -> None:
+def _add_check(places: argparse._SubParsersAction) -> None:
     check = places.add_parser(
         "check",
         help="what a SLURM job does before it trains: compare the nodes",
@@ -97,4 +96,4 @@ def _add_check(places: argparse._SubParsersAction, run: Callable) -> None:
     )
     check.add_argument("--nodes", default="", help="the names of all nodes, with commas")
     check.add_argument("--gpus", type=int, default=0, help="that each node has to have")
-    check.set_defaults(run=run, parser=check)
+    check.set_defaults(parser=check)

@@ -220,7 +220,7 @@ def table_rows(results: Mapping[str, Any]) -> list[TableRow]:
     return rows
 
 
-def format_table(results: Mapping[str, Any], *, width: int = 100) -> str:
+def format_table(results: Mapping[str, Any], *, width: int = 108) -> str:
     """The results as a table for the terminal: shares of queries, beside chance and baselines."""
     out = io.StringIO()
     console = Console(

@@ -4,6 +4,7 @@ A task takes a model (``encode_image``, ``encode_text``) and gives ``{"TASK/METR
 """
 
 import dataclasses
+import logging
 import os
 import pathlib
 import re
@@ -30,6 +31,7 @@ from contrastive.evaluation.text_files import read_judged, read_pairs
 from contrastive.mesh import Devices
 from contrastive.towers import Role
 
+_log = logging.getLogger(__name__)
 # What names of files end in; a dot may also be part of a name (STS.input.MSRpar.txt).
 _ENDING = re.compile(
     r"(?<=.)(\.(jsonl?|[tc]sv|txt|parquet|arrow|tar|tfrecord|array_?record|gz))+$", re.IGNORECASE
@@ -99,6 +101,11 @@ class Run:
                 continue
             found = encode_source(self.model, source, most=self.options.most)
             self.known[key] = found
+            if last is not None:
+                _log.warning(
+                    "%s has no split 'test': measured are the %d pictures of %r.",
+                    self.options.data, len(found.rows), name,
+                )  # fmt: skip
             return name, found
         raise NoSuchSplit(
             f"{self.options.data} has no split to measure on, neither {' nor '.join(wanted)}; "

@@ -57,10 +57,11 @@ def mistakes(images: Array, captions: Array) -> float:
 
 
 def learned(images: Array, captions: Array, limit: float | None) -> np.ndarray:
-    """The scale at every step, learned by Adam from CLIP's start, the rows staying as they are."""
+    """The scale at every step, learned by descent from CLIP's start, the rows staying as they
+    are."""
     clip = optax.identity() if limit is None else clip_log_scale(limit)
-    # The clean batch's gradient becomes tiny, and Adam's epsilon must not stand in for the clip.
-    optimizer = optax.chain(optax.adam(RATE, eps=1e-12), clip)
+    # By the sign of the gradient alone: that of the clean batch shrinks faster than Adam forgets.
+    optimizer = optax.chain(optax.sign_sgd(optax.cosine_decay_schedule(RATE, STEPS)), clip)
 
     def step(carry: tuple[Array, optax.OptState], _: None) -> tuple[tuple, Array]:
         log_scale, state = carry
@@ -103,7 +104,7 @@ def run(context: Context) -> Outcome:
         ),
         Plot(
             "learned",
-            f"A learned scale, {STEPS} steps of Adam ({RATE})",
+            f"A learned scale, {STEPS} steps",
             "step",
             "scale",
             tuple(
@@ -130,6 +131,9 @@ def run(context: Context) -> Outcome:
         notes=(
             "Generator: images are random directions, captions share · image + √(1 − share²) · "
             f"noise; share {', '.join(f'{k} {v}' for k, v in SHARES.items())}; seed {SEED}.",
+            "The scale follows the sign of its gradient, at a rate that falls to zero. Adam (.03, "
+            "400 steps) came to 39.6 on the clean batch: its memory of larger gradients stops it "
+            "where rows do not change.",
         ),
     )
 

@@ -85,7 +85,8 @@ def test_imported_published_and_exported_weights_are_measured_alike(imported, sh
     """The same numbers of the same weights in three forms, on one device and on eight."""
     export_model(imported / "model", tmp_path / "exported", "huggingface")
     classes = tmp_path / "names.json"
-    names = sorted({row[1] for row in csv.reader(shapes_csv.open())} - {"caption"})
+    rows = csv.DictReader(shapes_csv.read_text().splitlines())
+    names = sorted({row["caption"] for row in rows})
     classes.write_text(json.dumps(names))
     options = TaskOptions(data=str(shapes_csv), name="shapes", classes=str(classes))
     tasks = ["retrieval", "zero_shot", "geometry"]

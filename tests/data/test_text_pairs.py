@@ -505,7 +505,7 @@ def test_a_label_that_is_none_is_a_bad_sample(tmp_path):
     )
     examples = read_examples(open_source(config, "train"), config)
     assert len(examples) == 9
-    assert examples.errors.summary() == "unknown label (3)"
+    assert examples.errors.counts == {"unknown label": 3}
     other = dataclasses.replace(config, source=jsonl(tmp_path / "b.jsonl"))
     with pytest.raises(DataError, match="no field for the label: looked for label, gold_label"):
         open_source(other, "train")
@@ -515,7 +515,7 @@ def test_a_label_that_is_none_is_a_bad_sample(tmp_path):
 
 def test_joined_texts_are_one_row_with_a_marker_before_each(tmp_path, open_loader):
     config = dataclasses.replace(
-        CONFIG, source=jsonl(tmp_path / "a.jsonl"), joined=True, text_length=12, query_prefix="ask"
+        CONFIG, source=jsonl(tmp_path / "a.jsonl"), joined=True, text_length=12, query_prefix="ask "
     )
     loader, tokenizer = open_loader(open_source(config, "train"), config)
     batch = next(loader)

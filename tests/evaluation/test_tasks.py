@@ -252,10 +252,12 @@ def test_pictures_without_captions_are_no_pairs(tmp_path):
         table = pa.table({"image": [r[0] for r in rows + shades],
                           "caption": [r[1] for r in rows + shades]})  # fmt: skip
         (tmp_path / name).mkdir()
-        pq.write_table(table, tmp_path / name / "test.parquet")
+        for split in ("train", "test"):
+            pq.write_table(table, tmp_path / name / f"{split}.parquet")
         got.append(run_tasks(ColourModel(), ["geometry"], options(tmp_path / name)))
     for metric in ("alignment", "uniformity_texts", "information_bound"):
         assert got[0][f"colours/geometry/{metric}"] == got[1][f"colours/geometry/{metric}"]
+    assert got[1]["colours/geometry/information_ceiling"] == pytest.approx(np.log(6))
     table = pa.table({"image": [r[0] for r in rows], "caption": [""] * len(rows)})
     pq.write_table(table, tmp_path / "some" / "test.parquet")
     with pytest.raises(DataError, match="has no captions"):
@@ -293,6 +295,19 @@ def test_equal_captions_do_not_make_equal_sets():
         return encode_source(ColourModel(), picture_source(records)).content
 
     assert content(0) == content(0) != content(5)
+
+
+def test_data_that_names_no_splits_says_that_a_part_of_it_is_measured(tmp_path, caplog):
+    rows = [(solid(COLOURS[i % 6], i), f"{NAMES[i % 6]} {i}") for i in range(60)]
+    table = pa.table({"image": [r[0] for r in rows], "caption": [r[1] for r in rows]})
+    pq.write_table(table, tmp_path / "pictures.parquet")
+    got = run_tasks(ColourModel(), ["retrieval"], options(tmp_path / "pictures.parquet"))
+    count = int(got["colours/image_to_text/queries"])
+    assert 0 < count < 30
+    assert f"has no split 'test': measured are the {count} pictures of 'validation'" in caplog.text
+    (tmp_path / "pictures.parquet").rename(tmp_path / "test.parquet")  # all of it is to be measured
+    got = run_tasks(ColourModel(), ["retrieval"], options(tmp_path / "{split}.parquet"))
+    assert got["colours/image_to_text/queries"] == 60
 
 
 def test_data_without_a_split_to_measure_on_says_so(pictures):

@@ -45,6 +45,7 @@ def test_F1_F5_what_the_gradient_consists_of(tmp_path):
     found(gradient_anatomy, tmp_path)
 
 
+@pytest.mark.slow
 def test_F8_pulling_alone_collapses(tmp_path):
     found(alignment_uniformity, tmp_path)
 
