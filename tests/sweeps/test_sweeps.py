@@ -116,7 +116,8 @@ def test_a_failure_is_written_down_with_its_reason(planned):
 def test_the_table_names_the_best_by_metric_and_direction(planned, capsys):
     folder = planned("grid({'optimizer.learning_rate': (1e-2, 1e-9)})", metric="train/scale")
     for index in range(2):
-        one(folder, index)
+        ended, said = one(folder, index)
+        assert ended == 0, said
     scales = [
         json.loads((folder.workdir(trial.name) / "metrics.jsonl").read_text().splitlines()[-1])
         for trial in folder.trials()
