@@ -22,11 +22,16 @@ _OF_THE_MODEL = ("image_size", "preprocessing", "resize", "text_length", "tokeni
 
 def get_config(folder: str = "") -> ConfigDict:
     """The recipe; everything that is not named here has the default of its dataclass."""
-    file = pathlib.Path(folder).expanduser() / "config.json"
-    if not folder or not file.is_file():
+    if not folder:
         raise ConfigError(
-            f"configs/finetune.py:{folder} has to name the folder of an imported model or of a "
-            "run, such as configs/finetune.py:models/clip."
+            "configs/finetune.py needs the folder of an imported model or of a run behind a colon, "
+            "such as configs/finetune.py:models/clip."
+        )
+    file = pathlib.Path(folder).expanduser() / "config.json"
+    if not file.is_file():
+        raise ConfigError(
+            f"configs/finetune.py:{folder}: there is no {file}; name the folder of a run, or of a "
+            "model that contrastive import has written."
         )
     given = json.loads(file.read_text())
     if "total_steps" not in given:

@@ -153,7 +153,7 @@ def bm25(corpus: Corpus) -> Scores:
         import bm25s  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise UserError(
-            "BM25 needs the library bm25s: pip install 'contrastive[mine]'. Or mine with a run."
+            "BM25 needs the library bm25s: pip install -e '.[mine]'. Or mine with a run."
         ) from error
     logging.getLogger("bm25s").setLevel(logging.WARNING)
     options = {"stopwords": "en", "show_progress": False}

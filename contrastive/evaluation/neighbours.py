@@ -142,7 +142,7 @@ def _by_faiss(
         import faiss  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise UserError(
-            "searching with faiss needs its extra: pip install 'contrastive[faiss]'."
+            "searching with faiss needs its extra: pip install -e '.[faiss]'."
         ) from error
     lists = max(1, round(len(gallery) ** 0.5))
     index: Any = faiss.IndexIVFFlat(

@@ -54,7 +54,7 @@ def devices(name: str, chip: str, nodes: int, gpus: int) -> list[Any]:
     if importlib.util.find_spec("jax_cuda13_plugin") is None or cuda_folder() is None:
         raise ConfigError(
             f"--topology={name}: the compiler for GPUs (JAX's CUDA plugin, NVIDIA's libdevice and "
-            "ptxas) is not installed; pip install 'contrastive[plan]', or make env-plan in a clone."
+            "ptxas) is not installed; make env-plan adds it."
         )
     try:
         with silenced():

@@ -81,8 +81,7 @@ def _cpu(name: str, sizes: tuple[int, ...], slices: int) -> Topology:
 def _tpu(name: str, chip: Chip, sizes: tuple[int, ...], slices: int) -> Topology:
     if importlib.util.find_spec("libtpu") is None:
         raise ConfigError(
-            f"--topology={name}: the compiler for TPUs is not installed; pip install "
-            "'contrastive[plan]', or make env-plan in a clone."
+            f"--topology={name}: the compiler for TPUs is not installed; make env-plan adds it."
         )
     if chip.side is not None and max(sizes) > chip.side:  # the compiler would end the process
         raise ConfigError(

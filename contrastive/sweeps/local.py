@@ -161,7 +161,8 @@ class _Agent:
                 state = self._settled(one, status, state)
         self.largest = max(self.largest, state.peak_bytes, one.largest)
         word = {"done": f"done in {state.seconds:.0f} s", "running": "runs elsewhere"}
-        said = word.get(state.status, f"{state.status}: {state.reason}")
+        reason = f": {state.reason}" if state.reason else ""  # one told before it began has none
+        said = word.get(state.status, f"{state.status}{reason}")
         self.settings.say(f"trial {one.trial.index} ({name}): {said}.")
 
     def _settled(self, one: _Running, status: int, state: State) -> State:

@@ -107,7 +107,7 @@ def import_wandb() -> Any:
         wandb.init  # noqa: B018  a folder of that name would be imported too
     except (ImportError, AttributeError) as error:
         raise UserError(
-            "config.log.wandb needs the package wandb: pip install 'contrastive[wandb]'; or set "
+            "config.log.wandb needs the package wandb: pip install -e '.[wandb]'; or set "
             "config.log.wandb=none."
         ) from error
     return wandb

@@ -12,7 +12,7 @@ import pytest
 
 missing = pytest.mark.skipif(
     importlib.util.find_spec("wandb") is None,
-    reason="wandb is not installed (pip install 'contrastive[wandb]')",
+    reason="wandb is not installed (pip install -e '.[wandb]')",
 )
 BLOCK = 32768  # the file is a log of LevelDB after seven bytes
 

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import pathlib
+import re
 
 import jax
 import numpy as np
@@ -135,8 +136,12 @@ def test_towers_are_used_as_they_were_trained(imported, shapes_csv, tmp_path, ch
 
 def test_the_recipe_needs_a_model(imported, tmp_path):
     file = str(ROOT / "configs" / "finetune.py")
-    with pytest.raises(ConfigError, match="has to name the folder of an imported model"):
+    with pytest.raises(ConfigError, match="needs the folder of an imported model"):
         load_recipe(file)
+    with pytest.raises(
+        ConfigError, match=f"there is no {re.escape(str(tmp_path / 'config.json'))}"
+    ):
+        load_recipe(f"{file}:{tmp_path}")
     with pytest.raises(ConfigError, match="contrastive import"):
         load_recipe(f"{file}:{imported / 'clip'}")
     full = config_lib.to_dict(load_recipe(f"{file}:{imported / 'model'}"))

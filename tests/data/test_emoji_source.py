@@ -258,7 +258,7 @@ def test_unknown_splits_name_the_known_ones(tmp_path):
 @pytest.mark.parametrize("split", ["unseen_artist_openmoji", "unseen_both_openmoji"])
 def test_openmoji_splits_say_what_to_install(split, tmp_path, monkeypatch):
     monkeypatch.setattr(pictures.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(DataError, match=r'pip install "contrastive\[openmoji\]"'):
+    with pytest.raises(DataError, match=r"pip install -e '\.\[openmoji\]'"):
         open_split(split, tmp_path)
     assert list(tmp_path.iterdir()) == []
 

@@ -67,7 +67,7 @@ def test_faiss_misses_more_the_less_it_searches():
 @pytest.mark.skipif(importlib.util.find_spec("faiss") is not None, reason="extra faiss is here")
 def test_faiss_is_an_extra():
     rows = unit_rows(9, 5, 8)
-    with pytest.raises(UserError, match=r"contrastive\[faiss\]"):
+    with pytest.raises(UserError, match=r"pip install -e '\.\[faiss\]'"):
         neighbours(rows, rows, 2, method="faiss")
 
 

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 @pytest.fixture(autouse=True)
 def libtpu(monkeypatch):
-    pytest.importorskip("libtpu", reason="no TPU compiler: pip install 'contrastive[tpu]'")
+    pytest.importorskip("libtpu", reason="no TPU compiler: make env-plan")
     monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
 

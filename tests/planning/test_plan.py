@@ -217,7 +217,7 @@ def test_the_gpu_compiler_needs_a_part_of_cuda(tmp_path, monkeypatch):
     assert gpu.cuda_folder() == tmp_path
     assert gpu.compiler_options()["xla_gpu_cuda_data_dir"] == str(tmp_path)
     monkeypatch.setattr(gpu, "cuda_folder", lambda: None)
-    with pytest.raises(ConfigError, match=r"ptxas.* is not installed; pip install"):
+    with pytest.raises(ConfigError, match=r"ptxas.* is not installed; make env-plan"):
         find_topology("h100:8x8")
 
 

@@ -116,7 +116,8 @@ def test_a_failure_is_written_down_with_its_reason(planned):
 def test_the_table_names_the_best_by_metric_and_direction(planned, capsys):
     folder = planned("grid({'optimizer.learning_rate': (1e-2, 1e-9)})", metric="train/scale")
     for index in range(2):
-        one(folder, index)
+        ended, said = one(folder, index)
+        assert ended == 0, said
     scales = [
         json.loads((folder.workdir(trial.name) / "metrics.jsonl").read_text().splitlines()[-1])
         for trial in folder.trials()
@@ -278,6 +279,17 @@ def test_what_would_fail_again_is_not_retried(planned, scripted):
     assert (state.attempts, state.reason) == (1, "wrong")
     _, (state,) = submitted(folder, retries=5)
     assert state.attempts == 2
+
+
+def test_a_trial_that_is_told_to_stop_before_it_begins_waits(planned, scripted):
+    scripted("import time; time.sleep(600)")
+    folder, said = planned("({},)"), []
+    agent = local._Agent(folder, [0], LaunchSettings(say=said.append))
+    assert agent._round()
+    agent._pass_on(signal.SIGINT, None)
+    wait_until(lambda: not agent._round())
+    assert said[-1].endswith("): waiting.")
+    assert folder.state(folder.trial(0).name).attempts == 0
 
 
 def test_E17_two_agents_run_no_trial_twice(planned, scripted):

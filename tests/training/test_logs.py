@@ -124,5 +124,5 @@ def test_what_wandb_refuses_and_a_missing_package_are_one_sentence(
     with pytest.raises(UserError, match=r"no such project.*WANDB_MODE=offline"):
         WandB(tmp_path, "forbidden", name="n", config={})
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UserError, match=r"pip install 'contrastive\[wandb\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '\.\[wandb\]'"):
         WandB(tmp_path, "p", name="n", config={})

