@@ -49,11 +49,11 @@ def check_at_least(settings: Any, **least: int | float) -> None:
 
 
 def check_workdir(workdir: Any, *, mount: str, bucket: str) -> None:
-    """Raises :class:`ConfigError` unless the workdir lies in the bucket, which all hosts mount."""
+    """Raises :class:`ConfigError` unless the folder lies in the bucket, which all hosts mount."""
     if not re.fullmatch(r"/+[^/].*", mount):
         raise ConfigError(f"--on.mount={mount} has to be a folder that begins with /.")
     if not pathlib.Path(os.path.normpath(workdir)).is_relative_to(os.path.normpath(mount)):
         raise ConfigError(
-            f"--workdir={workdir} is on a disk that no other host sees, and that is lost with the "
+            f"the folder {workdir} is on a disk that no other host sees, and that is lost with the "
             f"machine; give a folder below --on.mount={mount}, where {bucket} is mounted."
         )

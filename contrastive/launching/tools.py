@@ -49,6 +49,10 @@ _REFUSALS = (
         "jobset NAME), or choose another --on.name",
     ),
     (
+        r"resolve_ctls_from_dns_srv|establish a configuration source",
+        "this machine knows no SLURM cluster: run it on a login node",
+    ),
+    (
         r"[Ii]nvalid job array",
         "the cluster's MaxArraySize (scontrol show config) is smaller than the number of trials: "
         "make several sweeps of it",

@@ -54,8 +54,16 @@ class Sweep:
 
     def __post_init__(self) -> None:
         for name, least in (("parallel", 1), ("retries", 0), ("processes", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"sweep.{name} = {getattr(self, name)}; at least {least}.")
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise ConfigError(f"sweep.{name} = {value!r}; a whole number from {least} on.")
+        if isinstance(self.settings, Mapping) or not all(
+            isinstance(one, Mapping) for one in self.settings
+        ):
+            raise ConfigError(
+                f"the sweep {self.name!r}: settings have to be a tuple of {{'KEY': value}}, as "
+                "grid, zipped, random and product make."
+            )
         if self.direction not in ("max", "min", None):
             raise ConfigError(f"sweep.direction = {self.direction!r} has to be 'max' or 'min'.")
         if not self.settings:

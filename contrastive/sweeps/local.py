@@ -5,13 +5,13 @@ import dataclasses
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
+from contrastive.launching.group import free_port
 from contrastive.processes import LOST
 from contrastive.sweeps.folder import TOLD, State, SweepFolder, Trial
 from contrastive.sweeps.launchers import LaunchSettings
@@ -134,7 +134,7 @@ class _Agent:
         count = self.settings.processes
         command = [sys.executable, "-m", "contrastive.cli", "sweep", str(self.folder.path)]
         command += [f"--trial={trial.index}"]
-        several = [f"--coordinator=localhost:{_free_port()}", f"--processes={count}"]
+        several = [f"--coordinator=localhost:{free_port()}", f"--processes={count}"]
         log = open(self.folder.workdir(trial.name) / "log.txt", "ab")  # noqa: SIM115
         self.settings.say(f"trial {trial.index} ({trial.name}) starts.")
         processes = [
@@ -189,9 +189,3 @@ class _Agent:
             for process in one.processes:
                 if process.poll() is None:
                     process.send_signal(number)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]

@@ -75,11 +75,12 @@ def best(rows: Sequence[Row], metric: str, direction: str) -> Row | None:
 def write_results(folder: SweepFolder, rows: Sequence[Row]) -> list[pathlib.Path]:
     """Writes ``results.csv`` and ``results.parquet`` (every number) and ``results.md`` (settings,
     the metric and the loss), and returns their paths."""
-    summary = folder.summary()
     page = folder.path / "results.md"
-    with whole_file(page) as path:
-        path.write_text(_page(summary, rows), encoding="utf-8")
-    return [*write_table(_table(rows), folder.path / "results"), page]
+    text = _page(folder.summary(), rows)
+    with folder.locked():  # agents may come to their end at the same time
+        with whole_file(page) as path:
+            path.write_text(text, encoding="utf-8")
+        return [*write_table(_table(rows), folder.path / "results"), page]
 
 
 def _table(rows: Sequence[Row]) -> pa.Table:

@@ -139,7 +139,7 @@ def test_a_dry_run_prints_the_manifest(capsys):
 def test_a_workdir_that_hosts_do_not_share_is_a_sentence(capsys):
     assert run("--dry-run", workdir="/home/me/run") == 2
     said = capsys.readouterr().err
-    assert "--workdir=/home/me/run is on a disk that no other host sees" in said
+    assert "the folder /home/me/run is on a disk that no other host sees" in said
     with pytest.raises(ConfigError):
         check_workdir("/bucketful/run", mount="/bucket", bucket="b")
     assert run("--dry-run", workdir="/bucket/../home/run") == 2

@@ -179,6 +179,8 @@ def test_what_is_missing_or_refused_is_a_sentence(capsys, tmp_path, tool, monkey
         "Munge encode failed: Failed to access": "start it (systemctl start munge)",
         "Unable to contact slurm controller (connect failure)": "the server does not answer",
         "Batch job submission failed: Job violates accounting/QOS policy": "is used up",
+        "resolve_ctls_from_dns_srv: res_nsearch error": "knows no SLURM cluster",
+        "Batch job submission failed: Invalid job array specification": "MaxArraySize",
         "invalid partition specified: x": "sinfo lists the partitions",
     }.items():
         tool("sbatch", sbatch.format(said))

@@ -2,6 +2,9 @@
 
 import errno
 import fcntl
+import re
+import threading
+import types
 
 import pytest
 
@@ -20,6 +23,7 @@ from contrastive.sweeps import (
 from contrastive.sweeps.description import load_sweep
 from contrastive.sweeps.folder import SweepFolder, make_trials
 from contrastive.sweeps.launchers import find_launcher
+from contrastive.sweeps.results import read_rows, write_results
 
 RATES = {"optimizer.learning_rate": (1e-3, 1e-4), "batch_size": (8, 16)}
 
@@ -73,6 +77,21 @@ def test_draws_are_a_function_of_the_seed_and_keep_their_beginning():
 def test_what_makes_no_sense_is_refused(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"retries": 1.5}, "retries = 1.5; a whole number from 0 on"),
+        ({"settings": {"seed": 1}}, "have to be a tuple of {'KEY': value}"),
+        ({"settings": ("seed",)}, "have to be a tuple of"),
+    ],
+)
+def test_values_of_another_type_are_refused(given, message):
+    # As from a file, where nothing checks types before
+    wrong = types.SimpleNamespace(**(vars(Sweep(name="s", base="x")) | given))
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        Sweep.__post_init__(wrong)  # pyright: ignore[reportArgumentType]
 
 
 def test_names_are_stable_and_say_what_differs(sweep_file):
@@ -163,6 +182,20 @@ def test_a_damaged_file_is_a_sentence_that_says_what_to_do(
     said = capsys.readouterr().err
     assert f"{file} is damaged" in said
     assert words in said
+
+
+def test_agents_that_end_at_the_same_time_write_the_table_one_after_another(sweep_file, tmp_path):
+    folder = SweepFolder(tmp_path / "out")
+    sweep = load_sweep(str(sweep_file("({},)")))
+    folder.plan(sweep, make_trials(sweep))
+    other = threading.Thread(target=write_results, args=(folder, read_rows(folder)))
+    with folder.locked():
+        other.start()
+        other.join(timeout=0.5)
+        assert other.is_alive()
+        assert not (folder.path / "results.md").exists()
+    other.join(timeout=60)
+    assert (folder.path / "results.md").exists()
 
 
 def test_a_file_system_without_locks_is_a_sentence(sweep_file, tmp_path, monkeypatch):
