@@ -21,6 +21,9 @@ def get_machine(kind: str = "h100") -> ConfigDict:
             # JAX gives a program 75 % of the memory, which the planner counts with.
             "export XLA_PYTHON_CLIENT_MEM_FRACTION=0.75",
             "export NCCL_DEBUG=WARN",
+            # NCCL ends a process whose collective takes longer; the run's own watchdog, which names
+            # the host that hangs, is less patient (config.train.patience_seconds).
+            'export XLA_FLAGS="--xla_gpu_nccl_termination_timeout_seconds=2400 ${XLA_FLAGS:-}"',
         )
     elif kind == "cpu":
         config.setup = ("export JAX_PLATFORMS=cpu",)

@@ -18,7 +18,7 @@ from contrastive.launching.job import Job
 from contrastive.launching.record import VARIABLE
 from contrastive.launching.settings import check_at_least
 from contrastive.launching.tools import run_tool
-from contrastive.launching.topology import Machine, parse_machine
+from contrastive.launching.topology import COLLECTIVES, Machine, parse_machine
 from contrastive.training.supervisor import STOPPED, USER_ERROR
 from contrastive.training.watchdog import HEARTBEAT
 
@@ -231,6 +231,7 @@ def _training(job: Job, settings: GkeMachine, name: str) -> dict[str, Any]:
         environment += [
             {"name": "CONTRASTIVE_COORDINATOR", "value": f"{name}-{WORKERS}-0-0.{name}:{_PORT}"},
             {"name": "CONTRASTIVE_PROCESSES", "value": str(machine.hosts)},
+            {"name": "XLA_FLAGS", "value": COLLECTIVES},
         ]
         before = 'export CONTRASTIVE_PROCESS="$JOB_COMPLETION_INDEX"; '
     command = f"{before}exec contrastive {shlex.join(arguments)}"

@@ -13,7 +13,7 @@ from contrastive.launching.gke import dns_name
 from contrastive.launching.job import Job
 from contrastive.launching.record import COMMIT, VARIABLE
 from contrastive.launching.settings import check_at_least
-from contrastive.launching.topology import Machine, parse_machine
+from contrastive.launching.topology import COLLECTIVES, Machine, parse_machine
 
 _PORT = 8476
 _ACCELERATORS = {"h100": "H100", "h200": "H200"}
@@ -57,6 +57,7 @@ def task(job: Job, settings: SkyMachine) -> dict[str, Any]:
         resources["cloud"] = settings.cloud
     run = [
         "set -eu",
+        f'export XLA_FLAGS="{COLLECTIVES} ${{XLA_FLAGS:-}}"',
         f'export CONTRASTIVE_COORDINATOR="$(echo "$SKYPILOT_NODE_IPS" | head -n1):{_PORT}"',
         'export CONTRASTIVE_PROCESSES="$SKYPILOT_NUM_NODES"',
         'export CONTRASTIVE_PROCESS="$SKYPILOT_NODE_RANK"',

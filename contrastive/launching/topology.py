@@ -6,6 +6,9 @@ import re
 
 from contrastive.errors import ConfigError
 
+# How long a collective between GPUs may take before NCCL ends the process: longer than the own
+# watchdog of a run is patient, which names the host that hangs.
+COLLECTIVES = "--xla_gpu_nccl_termination_timeout_seconds=2400"
 _FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _SMALL_CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4")  # beyond these, multiples of 4
 

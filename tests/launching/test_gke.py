@@ -67,6 +67,7 @@ def test_nodes_of_gpus_meet_at_the_first(make):
     environment = {entry["name"]: entry["value"] for entry in container["env"]}
     assert environment["CONTRASTIVE_COORDINATOR"] == "shapes-1-workers-0-0.shapes-1:8476"
     assert environment["CONTRASTIVE_PROCESSES"] == "8"
+    assert environment["XLA_FLAGS"] == "--xla_gpu_nccl_termination_timeout_seconds=2400"
     assert 'CONTRASTIVE_PROCESS="$JOB_COMPLETION_INDEX"' in container["command"][-1]
     assert container["resources"]["limits"] == {"nvidia.com/gpu": 8}
     record = json.loads(environment["CONTRASTIVE_LAUNCH"])

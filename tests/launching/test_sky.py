@@ -20,6 +20,7 @@ def test_a_task_is_nodes_of_gpus_that_meet_at_the_first(make):
     }  # fmt: skip
     assert made["file_mounts"]["/checkpoints"] == {"source": "s3://b", "mode": "MOUNT"}
     assert 'CONTRASTIVE_PROCESS="$SKYPILOT_NODE_RANK"' in made["run"]
+    assert "--xla_gpu_nccl_termination_timeout_seconds=2400" in made["run"]
     assert "CONTRASTIVE_LAUNCH" in made["envs"]
 
 
