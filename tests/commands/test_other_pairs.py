@@ -156,6 +156,7 @@ def test_a_momentum_encoder_is_a_part_of_the_checkpoint(views, tmp_path, version
         np.testing.assert_allclose(moved, whole, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_labelled_pairs_are_learned_and_told(texts, tmp_path):
     """By both texts' rows, and by one encoder that reads both."""
     with open(tmp_path / "labelled.jsonl", "w") as file:
@@ -179,6 +180,7 @@ def test_labelled_pairs_are_learned_and_told(texts, tmp_path):
         assert said.argmax(axis=1).tolist() == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_cross_encoder_throws_false_negatives_out(texts, tmp_path):
     """Answers to other questions that would answer this one too."""
     pytest.importorskip("bm25s")
