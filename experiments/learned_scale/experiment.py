@@ -74,7 +74,8 @@ def learned(images: Array, captions: Array, limit: float | None) -> np.ndarray:
     def run(start: Array) -> Array:
         return jax.lax.scan(step, (start, optimizer.init(start)), None, length=STEPS)[1]
 
-    return np.asarray(run(jnp.float32(initial_log_scale())))
+    with jax.numpy_dtype_promotion("standard"):  # optax's schedule divides whole numbers
+        return np.asarray(run(jnp.float32(initial_log_scale())))
 
 
 def run(context: Context) -> Outcome:

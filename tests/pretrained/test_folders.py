@@ -21,7 +21,7 @@ from contrastive.pretrained.families import Description
 from contrastive.pretrained.importing import import_weights
 from contrastive.recipe import Recipe
 from contrastive.towers import HeadConfig, ResNetConfig, TwoTowerConfig, VisionTransformerConfig
-from contrastive.warm_start import _check_meaning
+from contrastive.warm_start import _check_meaning, _Earlier
 from contrastive.whole import new_folder
 
 VIT = VisionTransformerConfig(
@@ -127,7 +127,7 @@ def test_training_needs_the_towers_of_its_pairs(pairs, tower):
 
 @pytest.mark.parametrize("name,value", [("early_stride", True), ("first_stride", 2)])
 def test_strides_that_no_shape_tells_have_to_be_those_of_the_training(name, value):
-    trained = TwoTowerConfig(image=ResNetConfig())
+    trained = _Earlier(TwoTowerConfig(image=ResNetConfig()), 32, {}, lambda target: target, None)
     ours = TwoTowerConfig(image=ResNetConfig(**{name: value}))
     with pytest.raises(ConfigError, match=f"config.model.image.{name} = {value}, but"):
         _check_meaning(trained, ours, {"image"})
