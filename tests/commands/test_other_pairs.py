@@ -212,6 +212,7 @@ def test_a_cross_encoder_throws_false_negatives_out(texts, tmp_path):
     assert sum(kind == other for kind, other in taken) < 0.1 * len(taken)
 
 
+@pytest.mark.slow
 def test_negatives_that_the_model_mines_are_a_part_of_the_checkpoint(texts, tmp_path):
     """Stopped before lists come into force, at a refresh and after it; on other devices too."""
     texts.data.mined = {"every": 2, "candidates": 3, "window": 6}

@@ -70,6 +70,7 @@ def test_it_learns_and_is_evaluated(trained):
         assert again[name] == (value if isinstance(value, str) else pytest.approx(value, abs=1e-5))
 
 
+@pytest.mark.slow
 def test_pictures_of_any_aspect_are_embedded(trained, settings, tmp_path):
     workdir, _ = trained
     model = contrastive.load(workdir)

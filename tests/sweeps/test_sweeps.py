@@ -113,6 +113,7 @@ def test_a_failure_is_written_down_with_its_reason(planned):
     assert "There is no file" in state.reason
 
 
+@pytest.mark.slow
 def test_the_table_names_the_best_by_metric_and_direction(planned, capsys):
     folder = planned("grid({'optimizer.learning_rate': (1e-2, 1e-9)})", metric="train/scale")
     for index in range(2):
