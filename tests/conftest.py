@@ -35,6 +35,25 @@ def unchecked():
     jaxtyping.config.update("jaxtyping_disable", before)
 
 
+@pytest.fixture(scope="session")
+def count_products():
+    """Counts the matrix products written down in a jaxpr and its parts, a loop's body once;
+    with ``shape`` those with a result of that shape."""
+
+    def count(jaxpr, shape=None) -> int:
+        found = 0
+        for equation in jaxpr.eqns:
+            if equation.primitive.name == "dot_general":
+                found += shape is None or equation.outvars[0].aval.shape == shape
+            for value in equation.params.values():
+                for inner in value if isinstance(value, (tuple, list)) else [value]:
+                    inner = getattr(inner, "jaxpr", inner)
+                    found += count(inner, shape) if hasattr(inner, "eqns") else 0
+        return found
+
+    return count
+
+
 def pytest_addoption(parser):
     """``--rewrite-golden`` accepts what the golden tests now see."""
     parser.addoption("--rewrite-golden", action="store_true")

@@ -205,19 +205,8 @@ def test_bfloat16_of_the_options_is_close_to_float32(vit, quick):
 # --- Scan
 
 
-def count_products(jaxpr) -> int:
-    """Products that are written down in a program, those in its parts included."""
-    count = 0
-    for equation in jaxpr.eqns:
-        count += equation.primitive.name == "dot_general"
-        for value in jax.tree.leaves(list(equation.params.values())):
-            inner = getattr(value, "jaxpr", value)
-            count += count_products(inner) if hasattr(inner, "eqns") else 0
-    return count
-
-
 @pytest.mark.parametrize("remat", ["none", "full"])
-def test_without_a_scan_the_program_has_every_block(remat, fill, quick):
+def test_without_a_scan_the_program_has_every_block(remat, fill, quick, count_products):
     x, found = sequences(), {}
     for scan in (True, False):
         config = dataclasses.replace(CONFIG, scan=scan, remat=remat)
