@@ -41,6 +41,7 @@ ROWS = (
     Row("siglip.py:so400m", "v5p:8x8x8"),
     Row("siglip.py:g", "v5p:8x8x8", _LARGE),
     Row("clip.py:b16", "v5p:8x8x8", (_MILLION, "train.microbatches=4")),
+    Row("clip.py:b16", "h100:1x8", ("train.microbatches=8",)),
     Row("clip.py:b16", "h100:8x8"),
     Row("clip.py:l14", "h100:8x8"),
     Row("siglip.py:so400m", "h100:8x8", ("mesh.fsdp=8",)),
