@@ -1,7 +1,8 @@
 """All experiments: ``python -m experiments --short`` (or ``--full``), one page at the end.
 
 Each runs in a process of its own and is not run again once it has come to its end; what was
-interrupted goes on. ``--publish=docs/results`` copies tables, plots and text of what is finished.
+interrupted goes on. ``--publish=docs/results`` writes tables, plots and text of what is finished;
+without ``--short`` and ``--full`` nothing is run.
 """
 
 import argparse
@@ -9,10 +10,22 @@ import pathlib
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 from experiments.common.outcome import load
 from experiments.common.page import publish, write_page
 from experiments.common.runner import NAMES, add_scope, summary
+
+
+def wait_for(command: Sequence[str]) -> int:
+    """The exit status of a command. Ctrl-C reaches it as well, and it is waited for: trials that it
+    has started save a checkpoint first."""
+    with subprocess.Popen(command) as process:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            process.wait()
+            raise
 
 
 def main() -> int:
@@ -28,10 +41,11 @@ def main() -> int:
     options = parser.parse_args()
     scope = "full" if options.full else "short"
     start, failed = time.monotonic(), []
-    for name in options.only:
+    only_publish = options.publish is not None and not (options.short or options.full)
+    for name in () if only_publish else options.only:
         command = [sys.executable, "-m", f"experiments.{name}", f"--output={options.output / name}"]
         try:
-            status = subprocess.run([*command, f"--{scope}"], check=False).returncode
+            status = wait_for([*command, f"--{scope}"])
         except KeyboardInterrupt:
             sys.exit("interrupted; the same command goes on.")
         if status:

@@ -17,12 +17,12 @@ from typing import Literal, TypeAlias
 
 from contrastive.cli import prepare
 from contrastive.errors import UserError
+from contrastive.whole import whole_file
 from experiments.common import machine, plots
 from experiments.common.outcome import Outcome, load, save, shown
 from experiments.common.page import report, write_page
 
 Scope: TypeAlias = Literal["short", "full"]
-SEEDS = {"short": (0,), "full": (0, 1, 2)}
 NAMES = (  # in the order in which they are run: what takes seconds first
     "log_b",
     "mutual_information",
@@ -44,16 +44,11 @@ class Context:
 
     Attributes:
       output: Its folder, which exists.
-      scope: ``short``: one seed; ``full``: all of them.
+      scope: ``short``: trainings are short, of one seed; ``full``: long ones, of all seeds.
     """
 
     output: pathlib.Path
     scope: Scope
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """One seed, or three."""
-        return SEEDS[self.scope]
 
     def say(self, text: str) -> None:
         """Tells how it goes."""
@@ -61,16 +56,19 @@ class Context:
 
 
 def run(name: str, output: pathlib.Path, scope: Scope) -> Outcome:
-    """Runs an experiment to its end, or reads what it found before."""
+    """Runs an experiment to its end, or reads what it found before: a short form is not run over
+    a full one."""
     found = load(output)
-    if found is not None and found.scope == scope:
+    if found is not None and found.scope in (scope, "full"):
         return found
     output.mkdir(parents=True, exist_ok=True)
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     module = importlib.import_module(f"experiments.{name}.experiment")
-    start = time.monotonic()
-    found = module.run(Context(output, scope))
-    seconds = time.monotonic() - start
+    start, seconds = time.monotonic(), 0.0
+    try:
+        found = module.run(Context(output, scope))
+    finally:  # a sitting that was interrupted counts
+        seconds = _spent(output / f"{scope}.seconds", time.monotonic() - start)
     found = dataclasses.replace(found, scope=scope, seconds=seconds, made=machine.made())
     for table in found.tables:
         table.write(output)
@@ -80,6 +78,14 @@ def run(name: str, output: pathlib.Path, scope: Scope) -> Outcome:
     write_page(output / "index.html", [found])
     save(found, output)
     return found
+
+
+def _spent(file: pathlib.Path, seconds: float) -> float:
+    """Adds this sitting to those before it."""
+    seconds += float(file.read_text()) if file.exists() else 0.0
+    with whole_file(file) as path:
+        path.write_text(f"{seconds:.1f}\n")
+    return seconds
 
 
 def say(outcome: Outcome) -> None:

@@ -64,14 +64,15 @@ class Trials:
 
 
 def train(context: Context, specs: Sequence[str]) -> list[Trials]:
-    """Runs sweeps to their end, or goes on with them: one folder ``sweep``, ``sweep2``, … each.
+    """Runs sweeps ``FILE.py:ARGUMENT`` to their end, or goes on with them, each in the folder
+    ``sweeps/ARGUMENT`` of the output: those of the short form and of the full one lie side by side.
 
     Raises:
       UserError: A trial failed even when it was tried again.
     """
     found = []
-    for number, spec in enumerate(specs, start=1):
-        folder = context.output / (f"sweep{number}" if number > 1 else "sweep")
+    for spec in specs:
+        folder = context.output / "sweeps" / spec.rpartition(":")[2]
         if sweep(spec, folder):
             raise UserError(
                 f"trials of {spec} failed: `contrastive sweep {folder} --status` says why; the "
