@@ -113,8 +113,13 @@ class Check:
 def number(what: str, expected: float, found: float, within: float) -> Check:
     """A check of a number: at most ``within`` away."""
     met = abs(found - expected) <= within
-    said = f"{shown(float(expected))} ± {shown(float(within))}"
-    return Check(what, said, f"{found:.5g}".replace("-", "−"), bool(met), "number")
+    said = f"{_five_digits(expected)} ± {shown(float(within))}"
+    return Check(what, said, _five_digits(found), bool(met), "number")
+
+
+def _five_digits(value: float) -> str:
+    """As many as the seed document's numbers have."""
+    return shown(value) if abs(value) >= 1e4 else f"{value:.5g}".replace("-", "−")
 
 
 @dataclasses.dataclass(frozen=True)

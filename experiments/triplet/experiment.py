@@ -69,7 +69,7 @@ def run(context: Context) -> Outcome:
             name,
             str(mean(recall[name])),
             str(mean(spread[name])),
-            last[name] if "tri" in name else None,
+            last[name] if "random" in name else None,
         )
         for name in LOSSES
     )

@@ -66,6 +66,9 @@ def test_numbers_are_met_to_their_digits():
     assert number("x", 0.5, 0.5009, 0.001).met
     assert not number("x", 0.5, 0.5011, 0.001).met
     assert not number("x", 0.5, math.nan, 0.001).met
+    check = number("x", -0.23358, -0.233581, 6e-6)
+    assert (check.expected, check.found) == ("−0.23358 ± 6e−06", "−0.23358")
+    assert number("x", 49_995_000, 49_995_000.0, 0).found == "49,995,000"
 
 
 def test_what_is_missed_is_what_had_to_be_there(outcome):
