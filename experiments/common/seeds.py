@@ -37,6 +37,13 @@ def mean(values: Sequence[float] | np.ndarray, confidence: float = 0.95) -> Mean
     return Mean(float(x.mean()), float(x.mean()) - reach, float(x.mean()) + reach, len(x))
 
 
+def possible(found: Mean, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Values that a mean may have, as its interval says: Student's over runs, else normal."""
+    spread = stats.t(found.runs - 1) if found.runs > 1 else stats.norm()
+    error = (found.high - found.low) / 2 / spread.ppf(0.975)
+    return found.value + error * np.asarray(spread.rvs(count, random_state=rng))
+
+
 def difference(before: Sequence[float], after: Sequence[float]) -> Mean:
     """How much larger runs are than their partners of the same seed."""
     return mean(np.asarray(after, np.float64) - np.asarray(before, np.float64))

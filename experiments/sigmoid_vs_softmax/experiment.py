@@ -1,10 +1,11 @@
 """Sigmoid against softmax: quality and cost by batch size, at equal examples seen."""
 
+import functools
 import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -18,12 +19,14 @@ from contrastive.sweeps.results import Row
 from experiments.common.data import ready
 from experiments.common.outcome import Check, Line, Outcome, Plot, Table
 from experiments.common.runner import Context
-from experiments.common.seeds import Mean, difference, mean
+from experiments.common.seeds import Mean, difference, mean, possible
 from experiments.common.training import Trials, train
 from experiments.sigmoid_vs_softmax.sweep import METRICS
 
 KINDS = {"emoji": "emoji, unseen artist", "texts": "Debian descriptions"}
-LOSSES = ("clip", "siglip")
+LOSSES = {"clip": "softmax", "siglip": "sigmoid"}
+DRAWS = 2000  # curves of differences, for the interval of the crossing
+RATE = "optimizer.learning_rate"
 COST = (256, 1024, 4096)  # batch sizes whose loss is timed
 DIM = 256
 
@@ -47,6 +50,7 @@ def run(context: Context) -> Outcome:
         "level off near 32k.",
         tables=(
             *(_table(kind, found[kind], sizes[kind]) for kind in KINDS),
+            _crossings(sizes),
             masks,
             cost,
         ),
@@ -71,32 +75,31 @@ def _by_size(trials: Trials, metric: str) -> dict[int, dict[str, Any]]:
             rows = trials.where(batch_size=batch, loss__name=loss, loss__mask_duplicates=True)
             rates: dict[float, list[Row]] = {}
             for row in rows:
-                rates.setdefault(row.trial.settings["optimizer.learning_rate"], []).append(row)
+                rates.setdefault(row.trial.settings[RATE], []).append(row)
             rate = max(rates, key=lambda r: np.mean([row.results[metric] for row in rates[r]]))
-            best[loss] = sorted(rates[rate], key=lambda row: row.trial.settings["seed"])
-        values = {loss: [row.results[metric] for row in rows] for loss, rows in best.items()}
+            best[loss] = rates[rate]
         found[batch] = {
             "rows": best,
-            "values": {loss: mean(values[loss]) for loss in LOSSES},
-            "difference": _difference(trials, best, values, metric),
+            "values": {loss: mean(_values(rows, metric)) for loss, rows in best.items()},
+            "difference": _difference(trials, best["clip"], best["siglip"], metric),
         }
     return found
 
 
-def _difference(
-    trials: Trials, best: dict[str, list[Row]], values: dict[str, list[float]], metric: str
-) -> Mean:
-    """Sigmoid − softmax: over seeds, or with one seed over the queries that both answered."""
-    if len(values["clip"]) > 1:
-        return difference(values["clip"], values["siglip"])
-    each = [trials.evaluation(best[loss][0]).each[metric].astype(np.float64) for loss in LOSSES]
+def _values(rows: list[Row], metric: str) -> list[float]:
+    """Of every seed, in their order."""
+    return [row.results[metric] for row in sorted(rows, key=lambda r: r.trial.settings["seed"])]
+
+
+def _difference(trials: Trials, before: list[Row], after: list[Row], metric: str) -> Mean:
+    """After − before: over seeds, or with one seed over the queries that both answered."""
+    if len(before) > 1:
+        return difference(_values(before, metric), _values(after, metric))
+    each = [trials.evaluation(one).each[metric].astype(np.float64) for (one,) in (before, after)]
     return Mean(*bootstrap.difference(*each), 1)
 
 
 def _table(kind: str, trials: Trials, sizes: dict[int, dict[str, Any]]) -> Table:
-    def rate(row: Row) -> float:
-        return row.trial.settings["optimizer.learning_rate"]
-
     rows = []
     for batch, one in sizes.items():
         chosen = [one["rows"][loss][0] for loss in LOSSES]
@@ -107,7 +110,7 @@ def _table(kind: str, trials: Trials, sizes: dict[int, dict[str, Any]]) -> Table
                 chosen[0].trial.recipe.train.microbatches,
                 *(str(one["values"][loss]) for loss in LOSSES),
                 str(one["difference"]),
-                *(rate(row) for row in chosen),
+                *(row.trial.settings[RATE] for row in chosen),
             )
         )
     seeds = len({row.trial.settings.get("seed") for row in trials.rows})
@@ -121,20 +124,12 @@ def _table(kind: str, trials: Trials, sizes: dict[int, dict[str, Any]]) -> Table
 def _masks(trials: Trials, metric: str) -> Table:
     """The largest batch with and without its duplicates masked, at the same rate."""
     rows = []
-    for loss in LOSSES:
+    for loss, name in LOSSES.items():
         without = trials.where(loss__name=loss, loss__mask_duplicates=False)
-        for_same = {
-            key: without[0].trial.settings[key] for key in ("batch_size", "optimizer.learning_rate")
-        }
-        masked = [
-            row
-            for row in trials.where(loss__name=loss, loss__mask_duplicates=True)
-            if all(row.trial.settings[key] == value for key, value in for_same.items())
-        ]
-        values = [[row.results[metric] for row in part] for part in (without, masked)]
-        name = {"clip": "softmax", "siglip": "sigmoid"}[loss]
-        gain = str(difference(*values))
-        rows.append((name, *(str(mean(part)) for part in values), gain))
+        same = {key: without[0].trial.settings[key] for key in ("batch_size", RATE)}
+        masked = trials.where(loss__name=loss, loss__mask_duplicates=True, **same)
+        means = (str(mean(_values(part, metric))) for part in (without, masked))
+        rows.append((name, *means, str(_difference(trials, without, masked, metric))))
     caption = "Emoji, largest batch: drawings of the same emoji as negatives, or left out."
     head = ("loss", "as negatives", "left out", "difference")
     return Table("duplicates", caption, head, tuple(rows))
@@ -142,7 +137,7 @@ def _masks(trials: Trials, metric: str) -> Table:
 
 def _plot(kind: str, sizes: dict[int, dict[str, Any]]) -> Plot:
     lines = []
-    for loss, name in zip(LOSSES, ("softmax", "sigmoid"), strict=True):
+    for loss, name in LOSSES.items():
         columns = zip(*(one["values"][loss][:3] for one in sizes.values()), strict=True)
         y, low, high = (tuple(column) for column in columns)
         lines.append(Line(name, tuple(map(float, sizes)), y, low, high))
@@ -161,13 +156,45 @@ def crossing(batches: Sequence[int], differences: Sequence[float]) -> float | No
     return None
 
 
+def crossing_interval(
+    batches: Sequence[int], differences: Sequence[Mean]
+) -> tuple[float, float, float]:
+    """The 95 % interval of the crossing and the share of curves that have one, among curves that
+    the intervals of the differences allow; NaN bounds where none has."""
+    rng = np.random.default_rng(0)
+    curves = np.stack([possible(found, DRAWS, rng) for found in differences], axis=1)
+    found = [x for x in (crossing(batches, curve) for curve in curves) if x is not None]
+    low, high = np.quantile(found, [0.025, 0.975]) if found else (math.nan, math.nan)
+    return float(low), float(high), len(found) / DRAWS
+
+
+def _crossings(sizes: dict[str, dict[int, dict[str, Any]]]) -> Table:
+    rows = []
+    for kind, by_size in sizes.items():
+        found = [one["difference"] for one in by_size.values()]
+        where = crossing(list(by_size), [one.value for one in found])
+        rows.append((KINDS[kind], where, *crossing_interval(list(by_size), found)))
+    caption = (
+        "The batch size at which softmax overtakes sigmoid (none: sigmoid is not ahead first and "
+        "behind afterwards), its 95 % interval, and how many of the curves that the differences' "
+        "intervals allow cross at all."
+    )
+    return Table("crossing", caption, ("set", "crossing", "from", "to", "share"), tuple(rows))
+
+
 def _check(kind: str, sizes: dict[int, dict[str, Any]]) -> Check:
     found = [one["difference"] for one in sizes.values()]
     cross = crossing(list(sizes), [d.value for d in found])
     sure = {b: d.sure for b, d in zip(sizes, found, strict=True)}
     ahead = [f"{b:,}" for b, sign in sure.items() if sign > 0]
     behind = [f"{b:,}" for b, sign in sure.items() if sign < 0]
-    where = "no crossing from above" if cross is None else f"they cross near {cross:,.0f}"
+    low, high, share = crossing_interval(list(sizes), found)
+    where = (
+        "no crossing from above"
+        if cross is None
+        else f"they cross near {cross:,.0f} [{low:,.0f}, {high:,.0f}]"
+    )
+    where += f" ({100 * share:.0f} % of the curves that the intervals allow cross)"
     at = {"ahead": ", ".join(ahead) or "none", "behind": ", ".join(behind) or "none"}
     said = f"{where}; sigmoid surely ahead at {at['ahead']}, behind at {at['behind']}"
     return Check(
@@ -180,27 +207,35 @@ def _check(kind: str, sizes: dict[int, dict[str, Any]]) -> Check:
 
 
 def _cost() -> Table:
-    """Forward and backward of the losses alone, one device; the two take turns."""
+    """Forward and backward of the losses alone, one device; they take turns."""
     rows = []
     for batch in COST:
         rng = np.random.default_rng(0)
         x, y = (
             jnp.asarray(normalize(rng.standard_normal((batch, DIM), np.float32))) for _ in range(2)
         )
-        forms: dict[str, Callable[[Any, Any], Any]] = {
-            "clip": lambda x, y: jnp.asarray(clip_loss(x, y, jnp.float32(14))),
-            "siglip": lambda x, y: jnp.asarray(
-                sigmoid_loss(x, y, jnp.float32(10), jnp.float32(-10))
-            ),
+        ids = jnp.arange(batch, dtype=jnp.int32) // 2  # every content twice
+        steps = {
+            (loss, masked): jax.jit(jax.grad(functools.partial(_loss, loss, masked), (0, 1)))
+            for masked in (False, True)
+            for loss in LOSSES
         }
-        steps = {name: jax.jit(jax.grad(loss, (0, 1))) for name, loss in forms.items()}
-        times: dict[str, list[float]] = {name: [] for name in LOSSES}
+        times: dict[Any, list[float]] = {form: [] for form in steps}
         for _ in range(8):
-            for name, step in steps.items():
+            for form, step in steps.items():
                 start = time.perf_counter()
-                jax.block_until_ready(step(x, y))
-                times[name].append(1000 * (time.perf_counter() - start))
-        soft, sigmoid = (statistics.median(times[name][1:]) for name in LOSSES)
-        rows.append((batch, soft, sigmoid, sigmoid / soft))
+                jax.block_until_ready(step(x, y, ids))
+                times[form].append(1000 * (time.perf_counter() - start))
+        medians = [statistics.median(times[form][1:]) for form in steps]
+        rows.append((batch, *medians[:2], medians[1] / medians[0], *medians[2:]))
     caption = f"Milliseconds of the loss alone, forward and backward, {DIM} dimensions, one device."
-    return Table("cost", caption, ("batch", "softmax", "sigmoid", "sigmoid / softmax"), tuple(rows))
+    head = ("batch", "softmax", "sigmoid", "sigmoid / softmax", "softmax, duplicates masked",
+            "sigmoid, duplicates masked")  # fmt: skip
+    return Table("cost", caption, head, tuple(rows))
+
+
+def _loss(name: str, masked: bool, x: jax.Array, y: jax.Array, ids: jax.Array) -> jax.Array:
+    known = ids if masked else None
+    if name == "clip":
+        return jnp.asarray(clip_loss(x, y, jnp.float32(14), ids=known))
+    return jnp.asarray(sigmoid_loss(x, y, jnp.float32(10), jnp.float32(-10), ids=known))

@@ -4,7 +4,8 @@
 
 ``emoji-short``, ``emoji-full``: pictures and names, 32 to 512 pairs a step. ``texts-short``,
 ``texts-full``: Debian's short and long descriptions, 32 to 2,048 (4,096) pairs, above what fits by
-gradient caching. ``pod``: CLIP B/16 and 512 to 1,048,576 pairs.
+gradient caching. ``pod``: CLIP B/16 and 512 to 1,048,576 pairs of DataComp-1B, whose tars lie in
+``data/datacomp1b/train`` and (held out) ``data/datacomp1b/validation``.
 """
 
 import dataclasses
@@ -17,9 +18,8 @@ from contrastive.sweeps.description import Settings
 METRICS = {
     "emoji": "unseen_artist/image_to_text/recall@1",
     "texts": "validation/query_to_positive/recall@1",
-    "pod": "train/accuracy/image_to_text",
+    "pod": "validation/image_to_text/recall@1",
 }
-# batch sizes, pairs seen, the batch at which learning rates are those below
 BATCHES = {
     "emoji-short": (32, 128, 512),
     "emoji-full": (32, 64, 128, 256, 512),
@@ -27,7 +27,7 @@ BATCHES = {
     "texts-full": (32, 128, 512, 2048, 4096),
     "pod": (512, 4096, 32_768, 262_144, 1_048_576),
 }
-SEEN = {
+SEEN = {  # pairs, at every batch size
     "emoji-short": 15_360,
     "emoji-full": 153_600,
     "texts-short": 40_960,
@@ -76,7 +76,7 @@ def get_sweep(scope: str = "emoji-short") -> Sweep:
     sweep = Sweep(
         name=f"sigmoid-vs-softmax-{scope}",
         base={"emoji": "configs/emoji.py:clip", "texts": "configs/mnrl.py:bag"}.get(
-            kind, "configs/clip.py:b16"
+            kind, "configs/clip.py:b16,datacomp1b"
         ),
         settings=settings,
         # An average over steps would favour the runs that make many.
@@ -86,7 +86,7 @@ def get_sweep(scope: str = "emoji-short") -> Sweep:
         parallel=2,  # while one reads and compiles, the other one trains
     )
     if kind == "pod":
-        return dataclasses.replace(sweep, fixed={})
+        return dataclasses.replace(sweep, fixed={"data.source": "data/datacomp1b/{split}/*.tar"})
     fixed: dict[str, Any] = {**sweep.fixed, "eval.baselines": False}
     if kind == "texts":  # the recipe holds the temperature; here both losses learn theirs
         fixed |= {"optimizer.multipliers": ()}

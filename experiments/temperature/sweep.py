@@ -3,7 +3,8 @@
     contrastive sweep experiments/temperature/sweep.py:short --output=runs/temperature/sweep
 
 ``short``: 9 trials of 120 steps on the emoji. ``full``: 15 of 900 steps, three seeds. ``pod``: the
-same temperatures for CLIP B/16 on 32,768 pairs.
+same temperatures for CLIP B/16 on 32,768 pairs of DataComp-1B, whose tars lie in
+``data/datacomp1b/train`` and (held out) ``data/datacomp1b/validation``.
 """
 
 import dataclasses
@@ -76,8 +77,12 @@ def get_sweep(scope: str = "short") -> Sweep:
     )
     if scope == "pod":
         fixed = {"total_steps": 20_000, "optimizer.warmup_steps": 1000}
-        metric = "train/accuracy/image_to_text"
-        return dataclasses.replace(sweep, base="configs/clip.py:b16", fixed=fixed, metric=metric)
+        return dataclasses.replace(
+            sweep,
+            base="configs/clip.py:b16,datacomp1b",
+            fixed=fixed | {"data.source": "data/datacomp1b/{split}/*.tar"},
+            metric="validation/image_to_text/recall@1",
+        )
     steps = {"short": 120, "full": 900}[scope]
     warmup = {"short": 20, "full": 50}[scope]
     fixed = {**sweep.fixed, "total_steps": steps, "optimizer.warmup_steps": warmup}

@@ -2,6 +2,7 @@
 
 import math
 import pathlib
+import types
 
 import numpy as np
 import pytest
@@ -23,7 +24,9 @@ from experiments.common.outcome import (
     shown,
 )
 from experiments.common.page import publish, report, write_page
-from experiments.sigmoid_vs_softmax.experiment import crossing
+from experiments.common.training import Trials
+from experiments.sigmoid_vs_softmax import experiment as sigmoid_vs_softmax
+from experiments.sigmoid_vs_softmax.experiment import crossing, crossing_interval
 from experiments.temperature.measures import hardest_share, tolerance
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -142,6 +145,22 @@ def test_where_two_curves_cross():
     assert crossing([32, 128], [-0.1, 0.05]) is None
 
 
+def test_the_crossing_has_an_interval():
+    def differences(*values, reach, runs):
+        return [seeds.Mean(x, x - reach, x + reach, runs) for x in values]
+
+    sure = crossing_interval([32, 128, 512], differences(0.1, 0.05, -0.05, reach=0.005, runs=1))
+    assert 200 < sure[0] < 256 < sure[1] < 330
+    assert sure[2] == 1
+    unsure = crossing_interval([32, 128, 512], differences(0.1, 0.05, -0.05, reach=0.2, runs=3))
+    assert unsure[0] < sure[0]
+    assert unsure[1] > sure[1]
+    assert 0.3 < unsure[2] < 0.95
+    none = crossing_interval([32, 128], differences(0.5, 0.5, reach=0.01, runs=1))
+    assert math.isnan(none[0])
+    assert none[2] == 0
+
+
 def test_tolerance_of_variants():
     from contrastive.data.emoji import load_concepts
 
@@ -186,3 +205,33 @@ def test_the_sweeps_resolve_at_every_scale(spec, count, monkeypatch):
         assert max(seen) / min(seen) < 1.01  # equal examples
     if spec.endswith("softmax/sweep.py:pod"):
         assert {t.recipe.batch_size for t in trials} >= {512, 1_048_576}
+    if spec.endswith("pod"):
+        assert all("{split}" in trial.recipe.data.source for trial in trials)  # held-out pairs
+
+
+def test_the_better_rate_counts_and_differences_are_paired_by_seed():
+    metric = "recall@1"
+
+    def row(seed, loss, rate, masked, value):
+        settings = {"seed": seed, "batch_size": 32, "optimizer.learning_rate": rate}
+        settings |= {"loss.name": loss, "loss.mask_duplicates": masked}
+        return types.SimpleNamespace(
+            trial=types.SimpleNamespace(settings=settings), results={metric: value}
+        )
+
+    trials = object.__new__(Trials)  # its folder is not read
+    trials.rows = [
+        row(seed, loss, rate, masked, 0.2 + 0.1 * seed + 100 * rate + gain + 0.01 * masked)
+        for seed in (2, 0, 1)
+        for loss, gain in (("clip", 0.0), ("siglip", 0.05 + 0.001 * seed))
+        for rate in (1e-3, 3e-3)
+        for masked in (False, True)
+        if masked or rate > 1e-3
+    ]
+    (found,) = sigmoid_vs_softmax._by_size(trials, metric).values()
+    assert {r.trial.settings["optimizer.learning_rate"] for r in found["rows"]["clip"]} == {3e-3}
+    assert found["values"]["clip"].value == pytest.approx(0.61)
+    assert found["difference"].value == pytest.approx(0.051)
+    assert found["difference"].high - found["difference"].low < 0.01  # seeds differ by far more
+    for name, _, _, gain in sigmoid_vs_softmax._masks(trials, metric).rows:
+        assert str(gain).startswith("0.01 ["), name

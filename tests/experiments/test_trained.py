@@ -72,8 +72,10 @@ def test_sigmoid_against_softmax(tiny_sweeps, tmp_path, monkeypatch):
     )
     monkeypatch.setattr(sigmoid_vs_softmax, "COST", (64,))
     outcome = run("sigmoid_vs_softmax", tmp_path, "short")
-    emoji, texts, masks, cost = outcome.tables
+    emoji, texts, crossings, masks, cost = outcome.tables
     assert [row[0] for row in emoji.rows] == [32, 512]
     assert [row[0] for row in texts.rows] == [32]
     assert [row[0] for row in masks.rows] == ["softmax", "sigmoid"]
+    assert all("[" in str(row[3]) for row in masks.rows)  # with its interval
+    assert len(crossings.rows) == 2
     assert len(cost.rows) == 1
