@@ -11,8 +11,9 @@ import pyarrow as pa
 
 from contrastive.sweeps.results import column, markdown, write_table
 from contrastive.whole import whole_file
+from experiments.common.seeds import Mean
 
-Cell: TypeAlias = str | int | float | bool | None
+Cell: TypeAlias = str | int | float | bool | Mean | None
 # number: to the digits that are stated. trend: has to be there. finding: may turn out otherwise,
 # which is a result.
 Kind: TypeAlias = Literal["number", "trend", "finding"]
@@ -37,11 +38,27 @@ class Table:
 
     def write(self, folder: pathlib.Path) -> None:
         """``NAME.csv``, ``NAME.parquet`` and ``NAME.md``."""
-        columns = zip(*self.rows, strict=True)
-        table = {name: column(values) for name, values in zip(self.head, columns, strict=True)}
-        write_table(pa.table(table), folder / self.name)
+        table: dict[str, Sequence[Any]] = {}
+        for name, values in zip(self.head, zip(*self.rows, strict=True), strict=True):
+            table |= _numbers(name, values)
+        columns = {name: column(values) for name, values in table.items()}
+        write_table(pa.table(columns), folder / self.name)
         with whole_file(folder / f"{self.name}.md") as path:
             path.write_text(self.markdown(), encoding="utf-8")
+
+
+def _numbers(name: str, values: Sequence[Cell]) -> dict[str, Sequence[Any]]:
+    """A column for programs: of means also their bounds, in columns of their own."""
+    if not any(isinstance(value, Mean) for value in values):
+        return {name: values}
+    parts = [value[:3] if isinstance(value, Mean) else (value, None, None) for value in values]
+    columns = zip(*parts, strict=True)
+    names = (name, f"{name}, low", f"{name}, high")
+    return {n: [_none(x) for x in column] for n, column in zip(names, columns, strict=True)}
+
+
+def _none(value: Any) -> Any:
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def shown(value: Cell) -> str:
@@ -55,7 +72,7 @@ def shown(value: Cell) -> str:
     elif isinstance(value, float):
         text = f"{value:.4g}" if abs(value) < 1e4 or math.isinf(value) else f"{value:,.0f}"
     else:
-        return value
+        return str(value)
     return text.replace("-", "−")
 
 
@@ -170,7 +187,16 @@ def load(folder: pathlib.Path) -> Outcome | None:
     def each(kind: Any, key: str) -> tuple[Any, ...]:
         return tuple(kind(**{k: _tuples(v) for k, v in one.items()}) for one in content[key])
 
-    content["tables"], content["checks"] = each(Table, "tables"), each(Check, "checks")
+    tables, content["checks"] = each(Table, "tables"), each(Check, "checks")
+    content["tables"] = tuple(
+        dataclasses.replace(
+            table,
+            rows=tuple(
+                tuple(Mean(*x) if isinstance(x, tuple) else x for x in row) for row in table.rows
+            ),
+        )
+        for table in tables
+    )
     plots = each(Plot, "plots")
     content["plots"] = tuple(
         dataclasses.replace(

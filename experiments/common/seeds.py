@@ -7,6 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
+SEEDS = (0, 1, 2)  # of what is trained in seconds, in both forms
+
 
 class Mean(NamedTuple):
     """A mean with its 95 % interval; NaN bounds where one run alone says nothing of it."""

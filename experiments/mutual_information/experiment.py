@@ -1,6 +1,7 @@
 """How much information InfoNCE can certify: Gaussians, whose mutual information is known."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +9,9 @@ import numpy as np
 
 from contrastive.geometry import mutual_information_bound
 from contrastive.reference import nce_mi_estimate
-from experiments.common.outcome import Check, Outcome, Plot, Table, curve, number
+from experiments.common.outcome import Check, Line, Outcome, Plot, Table, curve, number
 from experiments.common.runner import Context
+from experiments.common.seeds import Mean, mean
 
 RHO = 0.9
 CANDIDATES = (2, 8, 32, 128, 512)
@@ -47,8 +49,9 @@ def bounds(contexts: jax.Array, candidates: jax.Array) -> jax.Array:
     )
 
 
-def measure(dims: int, count: int, seed: int) -> tuple[float, float]:
-    """The mean bound with ``count`` candidates, and how far the float64 reference is from it."""
+def measure(dims: int, count: int, seed: int) -> tuple[Mean, float]:
+    """The mean bound with ``count`` candidates over independent batches, and how far the float64
+    reference is from it."""
     rng = np.random.default_rng((seed, dims, count))
     contexts, candidates = rows(dims, (CONTEXTS // count, count), rng)
     found = np.asarray(bounds(jnp.asarray(contexts), jnp.asarray(candidates)))
@@ -56,7 +59,7 @@ def measure(dims: int, count: int, seed: int) -> tuple[float, float]:
         abs(nce_mi_estimate(y.astype(np.float64) @ x.astype(np.float64).T) - float(value))
         for y, x, value in zip(contexts[:COMPARED], candidates, found, strict=False)
     )
-    return float(found.mean()), apart
+    return mean(found), apart
 
 
 def run(context: Context) -> Outcome:
@@ -64,31 +67,32 @@ def run(context: Context) -> Outcome:
     found = {(dims, count): measure(dims, count, seed=0) for dims in (1, 8) for count in CANDIDATES}
     values = {key: value for key, (value, _) in found.items()}
     apart = max(distance for _, distance in found.values())
-    lines = []
+    lines: list[tuple[Any, ...]] = []
     for i, count in enumerate(CANDIDATES):
         one, eight = (values[dims, count] for dims in (1, 8))
         lines.append((count, math.log(count), one, eight, PUBLISHED[i]))
     checks = [
         number("F4: I at D = 1.", 0.830, information(1), 5e-4),
         number("F4: I at D = 8.", 6.643, information(8), 5e-4),
-        number("F4: D = 1, nearly tight at N = 128.", information(1), values[1, 128], 0.03),
+        number("F4: D = 1, nearly tight at N = 128.", information(1), values[1, 128].value, 0.03),
     ]
     checks += [
-        number(f"F4: D = 8, N = {count}.", PUBLISHED[i], values[8, count], WOBBLE)
+        number(f"F4: D = 8, N = {count}.", PUBLISHED[i], values[8, count].value, WOBBLE)
         for i, count in enumerate(CANDIDATES)
     ]
-    most = max(value - math.log(count) for (_, count), value in values.items())
+    most = max(value.value - math.log(count) for (_, count), value in values.items())
     checks += [
         Check("It never exceeds log N.", "≤ 0", f"{most:.4f}", most <= 0, "number"),
         Check("Library and float64 reference agree.", "< 1e-4", f"{apart:.1e}", apart < 1e-4),
     ]
+    caption = f"Mean over {CONTEXTS:,} contexts, with 95 % interval over batches of N."
     head = ("N", "log N", "D = 1 (I = .830)", "D = 8 (I = 6.643)", "seed document, D = 8")
     plot = Plot(
         "bound",
         "The InfoNCE bound and its ceiling",
         "candidates N",
         "nats",
-        tuple(curve(head[i], [(line[0], line[i]) for line in lines]) for i in (1, 2, 3)),
+        tuple(_line(head[i], lines, i) for i in (1, 2, 3)),
         x_log=True,
         references=(("I at D = 8", information(8)),),
     )
@@ -99,7 +103,13 @@ def run(context: Context) -> Outcome:
         "certify? x ~ N(0, I), y = ρx + √(1 − ρ²)ε, ρ = .9.",
         published="Poole et al. 2019 show the ceiling at log N; the numbers are the seed "
         "document's (F4).",
-        tables=(Table("bound", f"Mean over {CONTEXTS:,} contexts.", head, tuple(lines)),),
+        tables=(Table("bound", caption, head, tuple(lines)),),
         plots=(plot,),
         checks=tuple(checks),
     )
+
+
+def _line(label: str, rows: list[tuple[Any, ...]], column: int) -> Line:
+    cells = (row[column] for row in rows)
+    values = (cell.value if isinstance(cell, Mean) else cell for cell in cells)
+    return curve(label, list(zip((row[0] for row in rows), values, strict=True)))

@@ -108,8 +108,8 @@ def _table(kind: str, trials: Trials, sizes: dict[int, dict[str, Any]]) -> Table
                 batch,
                 chosen[0].trial.recipe.total_steps,
                 chosen[0].trial.recipe.train.microbatches,
-                *(str(one["values"][loss]) for loss in LOSSES),
-                str(one["difference"]),
+                *(one["values"][loss] for loss in LOSSES),
+                one["difference"],
                 *(row.trial.settings[RATE] for row in chosen),
             )
         )
@@ -128,8 +128,8 @@ def _masks(trials: Trials, metric: str) -> Table:
         without = trials.where(loss__name=loss, loss__mask_duplicates=False)
         same = {key: without[0].trial.settings[key] for key in ("batch_size", RATE)}
         masked = trials.where(loss__name=loss, loss__mask_duplicates=True, **same)
-        means = (str(mean(_values(part, metric))) for part in (without, masked))
-        rows.append((name, *means, str(_difference(trials, without, masked, metric))))
+        means = (mean(_values(part, metric)) for part in (without, masked))
+        rows.append((name, *means, _difference(trials, without, masked, metric)))
     caption = "Emoji, largest batch: drawings of the same emoji as negatives, or left out."
     head = ("loss", "as negatives", "left out", "difference")
     return Table("duplicates", caption, head, tuple(rows))

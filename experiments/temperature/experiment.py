@@ -55,7 +55,7 @@ def run(context: Context) -> Outcome:
         "hardest 1 %",
         "scale",
     )
-    lines = tuple((name, *(str(row[key]) for key in MEASURES)) for name, row in found.items())
+    lines = tuple((name, *(row[key] for key in MEASURES)) for name, row in found.items())
     first = {name: rows[0] for name, rows in groups.items()}
     return Outcome(
         name="temperature",

@@ -5,6 +5,7 @@ import pathlib
 import types
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 from scipy import stats
 
@@ -35,12 +36,13 @@ MADE = {"date": "2026-01-02", "machine": "a machine, 2 cores", "versions": "jax 
 
 @pytest.fixture
 def outcome():
+    means = Table("means", "Means.", ("a",), ((seeds.Mean(1.0, 0.5, 1.5, 3),),))
     return Outcome(
         name="demo",
         title="A title & more",
         question="Why?",
         published="elsewhere <b>",
-        tables=(Table("numbers", "Some | numbers.", ("a", "b|c"), ((1, 0.5), (2, None))),),
+        tables=(Table("numbers", "Some | numbers.", ("a", "b|c"), ((1, 0.5), (2, None))), means),
         plots=(Plot("shape", "A shape", "x", "y", (Line("one", (1.0, 2.0), (3.0, 4.0)),)),),
         checks=(
             number("It is a half.", 0.5, 0.5004, 0.001),
@@ -86,10 +88,19 @@ def test_an_outcome_is_read_back_whole(outcome, tmp_path):
 
 
 def test_tables_as_files(outcome, tmp_path):
-    (table,) = outcome.tables
+    table, _ = outcome.tables
     table.write(tmp_path)
     assert (tmp_path / "numbers.csv").read_text() == '"a","b|c"\n1,0.5\n2,\n'
     assert "| a | b\\|c |\n| --- | --- |\n| 1 | 0.5 |" in (tmp_path / "numbers.md").read_text()
+
+
+def test_means_are_numbers_in_files(tmp_path):
+    rows = (("one", seeds.mean([1.0, 3.0])), ("two", seeds.mean([0.5])))
+    Table("means", "Means.", ("a", "b"), rows).write(tmp_path)
+    (first, second) = pyarrow.parquet.read_table(tmp_path / "means.parquet").to_pylist()
+    assert first == {"a": "one", "b": 2.0, "b, low": rows[0][1].low, "b, high": rows[0][1].high}
+    assert second == {"a": "two", "b": 0.5, "b, low": None, "b, high": None}
+    assert "| one | 2 [−10.71, 14.71] |" in (tmp_path / "means.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -128,7 +139,8 @@ def test_a_page_needs_nothing_but_itself(outcome, tmp_path):
 def test_results_are_published_with_date_and_machine(outcome, tmp_path):
     source = tmp_path / "runs" / "demo"
     source.mkdir(parents=True)
-    outcome.tables[0].write(source)
+    for table in outcome.tables:
+        table.write(source)
     plots.write(outcome.plots[0], source)
     publish([outcome], tmp_path / "runs", tmp_path / "docs")
     page = (tmp_path / "docs" / "README.md").read_text()
