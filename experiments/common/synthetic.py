@@ -93,7 +93,8 @@ def train(
         state = (encoder, optimizer.init(encoder))
         return jax.lax.scan(step, state, jnp.arange(1, steps + 1))
 
-    (encoder, _), watched = run(start)
+    with jax.numpy_dtype_promotion("standard"):  # optax corrects its bias with whole numbers
+        (encoder, _), watched = run(start)
     return encoder, jax.tree.map(np.asarray, watched)
 
 
