@@ -40,9 +40,9 @@ def run(context: Context) -> Outcome:
     losses = {"pull only": pull, "InfoNCE": contrast}
     found: dict[str, list[dict[str, float]]] = {name: [] for name in losses}
     curves: dict[str, Any] = {}
-    for seed in SEEDS:
-        for name, loss in losses.items():
-            encoder, watched = train(loss, WORLD, steps=STEPS, batch=BATCH, seed=seed)
+    for name, loss in losses.items():
+        trained = train(loss, WORLD, steps=STEPS, batch=BATCH)
+        for seed, (encoder, watched) in zip(SEEDS, trained, strict=True):
             found[name].append(measure(encoder, WORLD, GALLERY, seed))
             curves.setdefault(name, watched)
     measures = ("alignment", "uniformity", "recall@1")

@@ -16,6 +16,7 @@ import optax
 from jaxtyping import Array, Float
 
 from contrastive.geometry import alignment, normalize, ranks, uniformity
+from experiments.common.seeds import SEEDS
 
 Encoder: TypeAlias = dict[str, Array]  # weights [view, dim], bias [dim]
 # (encoder, first view, second view, key) → (loss, what to watch)
@@ -62,40 +63,35 @@ def encode(encoder: Encoder, views: Float[Array, "n v"]) -> Float[Array, "n d"]:
 
 
 def train(
-    loss: Loss,
-    world: World,
-    *,
-    steps: int,
-    batch: int,
-    seed: int,
-    dim: int = 8,
-    rate: float = 0.02,
-) -> tuple[Encoder, Any]:
-    """Trains an encoder with Adam whose rate falls to zero.
+    loss: Loss, world: World, *, steps: int, batch: int, dim: int = 8, rate: float = 0.02
+) -> list[tuple[Encoder, Any]]:
+    """Trains an encoder of every seed with Adam whose rate falls to zero; one program for all.
 
     Returns:
-      The encoder, and what the loss watched at every step, stacked.
+      For each of ``SEEDS`` the encoder, and what the loss watched at every step, stacked.
     """
     optimizer = optax.adam(optax.cosine_decay_schedule(rate, steps))
-    key = jax.random.key(1000 + seed)
-    start = fresh(jax.random.fold_in(key, 0), world, dim)
 
-    def step(carry: Any, number: Array) -> tuple[Any, Any]:
-        encoder, state = carry
-        drawn, given = jax.random.split(jax.random.fold_in(key, number))
-        first, second = world.pairs(drawn, batch)
-        slope, watched = jax.grad(loss, has_aux=True)(encoder, first, second, given)
-        updates, state = optimizer.update(slope, state)
-        return (optax.apply_updates(encoder, updates), state), watched
+    def of_seed(seed: Array) -> tuple[Encoder, Any]:
+        key = jax.random.key(1000 + seed)
+        start = fresh(jax.random.fold_in(key, 0), world, dim)
 
-    @jax.jit
-    def run(encoder: Encoder) -> Any:
-        state = (encoder, optimizer.init(encoder))
-        return jax.lax.scan(step, state, jnp.arange(1, steps + 1))
+        def step(carry: Any, number: Array) -> tuple[Any, Any]:
+            encoder, state = carry
+            drawn, given = jax.random.split(jax.random.fold_in(key, number))
+            first, second = world.pairs(drawn, batch)
+            slope, watched = jax.grad(loss, has_aux=True)(encoder, first, second, given)
+            updates, state = optimizer.update(slope, state)
+            return (optax.apply_updates(encoder, updates), state), watched
+
+        begin = (start, optimizer.init(start))
+        (encoder, _), watched = jax.lax.scan(step, begin, jnp.arange(1, steps + 1))
+        return encoder, watched
 
     with jax.numpy_dtype_promotion("standard"):  # optax corrects its bias with whole numbers
-        (encoder, _), watched = run(start)
-    return encoder, jax.tree.map(np.asarray, watched)
+        found = jax.jit(lambda seeds: jax.lax.map(of_seed, seeds))(jnp.asarray(SEEDS))
+    found = jax.tree.map(np.asarray, found)
+    return [jax.tree.map(lambda x, i=i: x[i], found) for i in range(len(SEEDS))]
 
 
 def measure(encoder: Encoder, world: World, count: int, seed: int) -> dict[str, float]:

@@ -49,10 +49,13 @@ def best(loss: Loss, batch: int, steps: int) -> list[float]:
     """nDCG@10 of every seed at the better of the learning rates (by the mean)."""
     found = []
     for rate in RATES:
-        options = {"steps": steps, "batch": batch, "dim": DIM, "rate": rate}
-        encoders = [train(loss, WORLD, seed=seed, **options)[0] for seed in SEEDS]
-        pairs = zip(encoders, SEEDS, strict=True)
-        found.append([measure(one, WORLD, GALLERY, seed)[METRIC] for one, seed in pairs])
+        trained = train(loss, WORLD, steps=steps, batch=batch, dim=DIM, rate=rate)
+        found.append(
+            [
+                measure(encoder, WORLD, GALLERY, seed)[METRIC]
+                for seed, (encoder, _) in zip(SEEDS, trained, strict=True)
+            ]
+        )
     return max(found, key=np.mean)
 
 

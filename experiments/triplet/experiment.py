@@ -56,9 +56,8 @@ def run(context: Context) -> Outcome:
     found: dict[str, list[dict[str, float]]] = {name: [] for name in LOSSES}
     idle: dict[str, np.ndarray] = {}
     for name, loss in LOSSES.items():
-        for seed in SEEDS:
-            options = {"steps": STEPS, "batch": BATCH, "dim": DIM}
-            encoder, watched = train(loss, WORLD, seed=seed, **options)
+        trained = train(loss, WORLD, steps=STEPS, batch=BATCH, dim=DIM)
+        for seed, (encoder, watched) in zip(SEEDS, trained, strict=True):
             found[name].append(measure(encoder, WORLD, GALLERY, seed))
             idle.setdefault(name, watched)
     recall = {name: [one["recall@1"] for one in rows] for name, rows in found.items()}
