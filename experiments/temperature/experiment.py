@@ -137,7 +137,7 @@ def _trajectory(trials: Trials, first: dict[str, Row]) -> Plot:
     )
     return Plot(
         "scale",
-        "Learned scale during training",
+        "Learned scale during training, first seed",
         "step",
         "scale",
         lines,
@@ -155,7 +155,7 @@ def _difficulty(trials: Trials, first: dict[str, Row]) -> Plot:
     )
     return Plot(
         "difficulty",
-        "Learned scale against how easy the batch is",
+        "Learned scale against how easy the batch is, first seed",
         "accuracy in the batch",
         "scale",
         lines,
