@@ -18,7 +18,7 @@ from contrastive.inference import NO_TEXTS, build_towers
 from contrastive.pretrained.importing import import_weights, tokenizer_of
 from contrastive.recipe import Recipe, read_recipe
 from contrastive.towers import TwoTowerConfig, VisionTransformerConfig
-from contrastive.towers.positions import resize_positions
+from contrastive.towers.positions import Method, resize_positions
 from contrastive.training.checkpoint import read_parameters
 from contrastive.training.state import TrainState
 from contrastive.whole import whole_file
@@ -63,6 +63,7 @@ class _Earlier:
       read: The parameters of a target (``jax.ShapeDtypeStruct`` with shardings).
       markers: Its tokenizer; None: it has none.
       open: Settings of the text tower that its parameters do not decide.
+      resampling: How its position table is resized, as the library it comes from does it.
     """
 
     model: TwoTowerConfig
@@ -71,6 +72,7 @@ class _Earlier:
     read: Callable[[Any], Any]
     markers: Tokenizer | None
     open: tuple[str, ...] = ()
+    resampling: Method = "bicubic"
 
 
 def warm_start(
@@ -118,7 +120,9 @@ def warm_start(
     account = _account(source, len(ours), reasons, [p for p in earlier.shapes if p not in ours])
     if grids is not None and _POSITIONS in values:
         like, table = ours[_POSITIONS], values[_POSITIONS]
-        values[_POSITIONS] = like.replace(_resized(table[...], like[...], grids))
+        values[_POSITIONS] = like.replace(
+            _resized(table[...], like[...], grids, earlier.resampling)
+        )
         account += f" The position table was resized from {grids[0]} to {grids[1]} patches a side."
     parameters = nnx.from_flat_state(
         [(path, values.get(path, leaf)) for path, leaf in ours.items()]
@@ -173,7 +177,8 @@ def _weights(source: pathlib.Path) -> _Earlier:
 
     settings = found.settings
     size, markers = settings.data.image_size, found.tokenizer
-    return _Earlier(settings.model, size, shapes, read, markers, settings.open)
+    how = found.family.resampling
+    return _Earlier(settings.model, size, shapes, read, markers, settings.open, how)
 
 
 def _reasons(
@@ -206,13 +211,15 @@ def _grids(earlier: _Earlier, recipe: Recipe) -> tuple[int, int] | None:
     return (sides[0], sides[1]) if same and sides[0] != sides[1] else None
 
 
-def _resized(table: jax.Array, like: jax.Array, grids: tuple[int, int]) -> jax.Array:
+def _resized(
+    table: jax.Array, like: jax.Array, grids: tuple[int, int], method: Method
+) -> jax.Array:
     """The table for another grid, each device its own columns."""
     parts = {shard.index[1]: shard.data for shard in table.addressable_shards}
     old, new = ((side, side) for side in grids)
 
     def part(index: Any) -> np.ndarray:
-        return resize_positions(np.asarray(parts[index[1]]), old, new)[index[0]]
+        return resize_positions(np.asarray(parts[index[1]]), old, new, method=method)[index[0]]
 
     return jax.make_array_from_callback(like.shape, like.sharding, part)
 

@@ -2,7 +2,9 @@
 
 Such a file is a pickle of nested dictionaries whose tensors point into stored bytes. A pickle can
 call anything that it can name: here it can name a dozen things, all of which are made in this file,
-and anything else is an error.
+and anything else is an error. It can also ask for work and memory that have nothing to do with its
+size (an entry far beyond the end of its list of objects, tuples whose hash takes years): the
+instructions that do so are not understood here, and keys are names and numbers only.
 """
 
 import collections
@@ -12,7 +14,7 @@ import pathlib
 import pickle
 import zipfile
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
@@ -34,6 +36,22 @@ _DTYPES: dict[str, Any] = {
 }
 _LARGEST_PICKLE = 256 << 20
 _MAGIC = 0x1950A86A20F9469CFC6C
+_SHOWN = 100  # letters of what a file says, in a message
+# What the library writes, in both of its protocols, and other spellings of the same. Sets, byte
+# arrays of a length that is only claimed and instructions that build by other ways are left out.
+_INSTRUCTIONS = b"".join(
+    getattr(pickle, name)
+    for name in (
+        *("PROTO", "FRAME", "STOP", "MARK", "POP", "POP_MARK", "GLOBAL", "STACK_GLOBAL", "REDUCE"),
+        *("BUILD", "BINPERSID", "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "GET", "BINGET"),
+        *("LONG_BINGET", "NONE", "NEWTRUE", "NEWFALSE", "INT", "LONG", "BININT", "BININT1"),
+        *("BININT2", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING"),
+        *("SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+        *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2"),
+        *("TUPLE3", "EMPTY_LIST", "APPEND", "APPENDS", "EMPTY_DICT", "SETITEM", "SETITEMS"),
+    )
+)
+_RUN: dict[int, Any] = pickle._Unpickler.dispatch
 _CONTAINERS = ("state_dict", "model_state_dict", "model")  # what a checkpoint calls its weights
 
 
@@ -140,8 +158,11 @@ class _Storage:
         self.dtype = dtype
 
 
-class _Reader(pickle.Unpickler):
+class _Reader(pickle._Unpickler):  # the one in Python: its memo grows with what is in it
     """Unpickles containers, names, numbers and tensors, and refuses everything else."""
+
+    stack: list[Any]
+    dispatch: ClassVar[dict[int, Any]] = {code: _RUN[code] for code in _INSTRUCTIONS}
 
     def __init__(
         self,
@@ -166,23 +187,44 @@ class _Reader(pickle.Unpickler):
         except Exception as error:  # a damaged pickle raises whatever it likes
             raise WeightsError(f"{self._path} is damaged: its list of tensors ends.") from error
 
-    def find_class(self, module_name: str, global_name: str) -> Any:
+    def find_class(self, module: str, name: str) -> Any:
         """Called for each name in the pickle."""
-        if module_name == "torch" and global_name in _DTYPES:
-            return _Storage(np.dtype(_DTYPES[global_name]))
+        if not name:
+            raise WeightsError(f"{self._path} is damaged: its list of tensors ends.")
+        if module == "torch" and name in _DTYPES:
+            return _Storage(np.dtype(_DTYPES[name]))
         known: dict[tuple[str, str], Any] = {
-            ("collections", "OrderedDict"): collections.OrderedDict,
+            ("collections", "OrderedDict"): self._ordered,
             ("torch._utils", "_rebuild_tensor_v2"): self._tensor,
             ("torch._utils", "_rebuild_parameter"): lambda tensor, *_: tensor,
             ("torch", "Size"): lambda sizes=(): tuple(sizes),
         }
-        found = known.get((module_name, global_name))
+        found = known.get((module, name))
         if found is None:
+            asked = f"{module}.{name}"[:_SHOWN]
             raise WeightsError(
-                f"{self._path} is a pickle that asks for {module_name}.{global_name}; only tensors "
-                "are read. Nothing was run. Ask for the weights as safetensors."
+                f"{self._path} is a pickle that asks for {asked}; only tensors are read. Nothing "
+                "was run. Ask for the weights as safetensors."
             )
         return found
+
+    def _set_item(self) -> None:
+        self._check_keys(self.stack[-2:-1])
+        _RUN[pickle.SETITEM[0]](self)
+
+    def _set_items(self) -> None:
+        self._check_keys(self.stack[::2])
+        _RUN[pickle.SETITEMS[0]](self)
+
+    dispatch |= {pickle.SETITEM[0]: _set_item, pickle.SETITEMS[0]: _set_items}
+
+    def _ordered(self, pairs: Any = ()) -> collections.OrderedDict:
+        self._check_keys([key for key, _ in pairs])
+        return collections.OrderedDict(pairs)
+
+    def _check_keys(self, keys: list[Any]) -> None:
+        if any(type(key) not in (str, int) for key in keys):
+            raise WeightsError(f"{self._path} is damaged: a key is neither a name nor a number.")
 
     def persistent_load(self, pid: Any) -> np.ndarray:
         """Called for each reference to stored bytes."""
@@ -198,7 +240,7 @@ class _Reader(pickle.Unpickler):
         if not isinstance(storage, np.ndarray) or len(shape) != len(stride):
             raise WeightsError(f"{self._path} is damaged: a tensor has no storage.")
         if any(type(n) is not int or n < 0 for n in numbers):
-            raise WeightsError(f"{self._path} is damaged: a tensor has sizes {shape}.")
+            raise WeightsError(f"{self._path} is damaged: a tensor has sizes that are no numbers.")
         if math.prod(shape) == 0:
             return np.zeros(shape, storage.dtype)
         last = offset + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))

@@ -79,10 +79,11 @@ class Normalisation(nnx.Module):
     """Batch normalisation: ``(x − mean) / sqrt(variance + ε) · scale + bias``, over channels.
 
     In training with ``statistics="batch"`` mean and variance are those of the global batch, and the
-    running ones follow them; else the stored ones, which get no gradient.
+    running ones follow them; else the stored ones, which get no gradient. ``silent``: the scale
+    starts at 0.
     """
 
-    def __init__(self, width: int, config: ResNetConfig, *, rngs: nnx.Rngs):
+    def __init__(self, width: int, config: ResNetConfig, *, silent: bool = False, rngs: nnx.Rngs):
         self.epsilon, self.momentum = config.epsilon, config.momentum
         self.of_batch = config.statistics == "batch"
         kind = BatchStatistic if self.of_batch else nnx.Param
@@ -90,7 +91,8 @@ class Normalisation(nnx.Module):
         def vector(init: sharding.Initializer, kind: type[nnx.Param] = nnx.Param) -> nnx.Param:
             return sharding.parameter(rngs, (width,), ("embed",), init, kind)
 
-        self.scale, self.bias = vector(layers.ones), vector(layers.zeros)
+        self.scale = vector(layers.zeros if silent else layers.ones)
+        self.bias = vector(layers.zeros)
         self.mean, self.variance = vector(layers.zeros, kind), vector(layers.ones, kind)
 
     def __call__(
@@ -127,12 +129,13 @@ class Convolution(nnx.Module):
         config: ResNetConfig,
         *,
         stride: int = 1,
+        silent: bool = False,
         rngs: nnx.Rngs,
     ):
         self.stride = stride
         init = layers.normal((2 / (size * size * outputs)) ** 0.5)  # He et al. 2015, over outputs
         self.kernel = sharding.parameter(rngs, (size, size, inputs, outputs), self.AXES, init)
-        self.norm = Normalisation(outputs, config, rngs=rngs)
+        self.norm = Normalisation(outputs, config, silent=silent, rngs=rngs)
 
     def __call__(
         self, x: Float[Array, "batch height width inputs"], *, training: bool = False
@@ -149,7 +152,9 @@ class Convolution(nnx.Module):
 
 
 class ResidualBlock(nnx.Module):
-    """``relu(shortcut(x) + branch(x))``; the branch has two or three convolutions."""
+    """``relu(shortcut(x) + branch(x))``; the branch has two or three convolutions. In CLIP's and
+    SimCLR's networks it adds nothing at first: its last normalisation starts with a scale of 0
+    (Goyal et al. 2017, https://arxiv.org/abs/1706.02677)."""
 
     def __init__(
         self, config: ResNetConfig, inputs: int, outputs: int, *, stride: int, rngs: nnx.Rngs
@@ -159,18 +164,25 @@ class ResidualBlock(nnx.Module):
         stride = 1 if config.form == "clip" else stride
         narrow = outputs // 4 if config.block == "bottleneck" else outputs
 
-        def convolution(i: int, o: int, size: int, stride: int = 1) -> Convolution:
-            return Convolution(i, o, size, config, stride=stride, rngs=rngs)
+        silent = config.form != "plain"
+
+        def convolution(
+            i: int, o: int, size: int, stride: int = 1, silent: bool = False
+        ) -> Convolution:
+            return Convolution(i, o, size, config, stride=stride, silent=silent, rngs=rngs)
 
         if config.block == "bottleneck":
             first, second = (stride, 1) if config.early_stride else (1, stride)
             branch = [
                 convolution(inputs, narrow, 1, first),
                 convolution(narrow, narrow, 3, second),
-                convolution(narrow, outputs, 1),
+                convolution(narrow, outputs, 1, silent=silent),
             ]
         else:
-            branch = [convolution(inputs, outputs, 3, stride), convolution(outputs, outputs, 3)]
+            branch = [
+                convolution(inputs, outputs, 3, stride),
+                convolution(outputs, outputs, 3, silent=silent),
+            ]
         self.branch = nnx.List(branch)
         same = inputs == outputs and stride == self.pool == 1
         self.shortcut = None if same else convolution(inputs, outputs, 1, stride)

@@ -36,8 +36,9 @@ class Published:
     vocabulary_size: int
     parameters: float | None  # millions, as published for these sizes; None: not published
     # Billions of operations of one image and of one text, a multiplication and an addition being
-    # two, as published (open_clip's model profile); None: not published
-    flops: tuple[float, float] | None = None
+    # two, as published (open_clip's model profile; of image towers that it does not list, twice the
+    # multiplications of timm's); None: not published
+    flops: tuple[float | None, float | None] = (None, None)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,7 +116,7 @@ def _siglip(
     patch: int,
     text: str,
     parameters: float | None,
-    flops: tuple[float, float] | None = None,
+    flops: tuple[float | None, float | None] = (None, None),
     *,
     image_size: int = 224,
     text_length: int = 64,
@@ -143,8 +144,9 @@ def _siglip(
 
 def _vit(name: str, patch: int, parameters: float, multiplications: float) -> PublishedImage:
     image = VisionTransformerConfig(
-        **_shape(name), patch_size=patch, pooling="cls", epsilon=1e-6, projection="none"
-    )
+        **_shape(name), patch_size=patch, pooling="cls", init="siglip", epsilon=1e-6,
+        projection="none",
+    )  # fmt: skip
     return PublishedImage(
         image=image, width=image.width, parameters=parameters, multiplications=multiplications
     )
@@ -162,14 +164,15 @@ def _convnext(
     )
 
 
-def _siglip2(image: str, text: str, parameters: float) -> Published:
-    return _siglip(image, 16, text, parameters, image_size=256, vocabulary_size=256_000)
+def _siglip2(image: str, text: str, parameters: float, flops: tuple[float, float]) -> Published:
+    return _siglip(image, 16, text, parameters, flops, image_size=256, vocabulary_size=256_000)
 
 
-def _lit(size: str) -> Published:
+def _lit(size: str, flops: float) -> Published:
     vision = VisionTransformerConfig(
-        **_shape(size), activation="gelu", epsilon=1e-12, patch_size=16, pooling="cls"
-    )
+        **_shape(size), activation="gelu", init="siglip", epsilon=1e-12, patch_size=16,
+        pooling="cls",
+    )  # fmt: skip
     text = TextTransformerConfig(
         **_shape(size), activation="gelu", init="siglip", epsilon=1e-6, padding="read",
         pooling="last",
@@ -180,10 +183,11 @@ def _lit(size: str) -> Published:
         text_length=16,
         vocabulary_size=32_000,
         parameters=None,
+        flops=(flops, None),
     )
 
 
-def _flip(image: str, patch: int, text: str, dim: int) -> Published:
+def _flip(image: str, patch: int, text: str, dim: int, flops: float | None = None) -> Published:
     common = {"activation": "gelu", "init": "clip", "epsilon": 1e-6}
     return Published(
         model=TwoTowerConfig(
@@ -199,6 +203,7 @@ def _flip(image: str, patch: int, text: str, dim: int) -> Published:
         text_length=32,
         vocabulary_size=30_522,
         parameters=None,
+        flops=(None, flops),
     )
 
 
@@ -218,7 +223,7 @@ SIGLIP = {
     "B/16": _siglip("B", 16, "B", 203.16, (35.42, 11.02)),
     "L/16": _siglip("L", 16, "L", 652.15, (162.56, 39.06), image_size=256),
     "So400m/14": _siglip("So400m", 14, "So400m", 877.36, (220.35, 13.19), text_length=16),
-    "g/14": _siglip("g", 14, "So400m", None, text_length=64),
+    "g/14": _siglip("g", 14, "So400m", None, (None, 53.13), text_length=64),
 }
 """Sigmoid models, by image tower."""
 
@@ -239,23 +244,25 @@ IMAGE = {
 """Image towers alone. The numbers of the ConvNeXts are those of their paper, to one decimal."""
 
 SIGLIP2 = {
-    "B/16": _siglip2("B", "B", 375.23),
-    "L/16": _siglip2("L", "L", 881.53),
-    "So400m/16": _siglip2("So400m", "So400m", 1135.67),
-    "g-opt/16": _siglip2("g-opt", "So400m", 1871.39),
+    "B/16": _siglip2("B", "B", 375.23, (46.82, 11.02)),
+    "L/16": _siglip2("L", "L", 881.53, (162.56, 39.06)),
+    "So400m/16": _siglip2("So400m", "So400m", 1135.67, (220.62, 53.13)),
+    "g-opt/16": _siglip2("g-opt", "So400m", 1871.39, (599.32, 53.13)),
 }
 """The second generation of them."""
 
-LIT = {"B/16": _lit("B"), "L/16": _lit("L")}
-"""Text towers for image towers that are there already; these have a projection that is new."""
+LIT = {"B/16": _lit("B", 35.13), "L/16": _lit("L", 123.11)}
+"""Text towers for image towers that are there already; these have a projection that is new. The
+operations are those of the image tower, as open_clip lists it with a projection."""
 
 FLIP = {
     "B/16": _flip("B", 16, "text-512", 512),
-    "L/16": _flip("L", 16, "text-768", 768),
-    "L/14": _flip("L", 14, "text-768", 768),
-    "H/14": _flip("H", 14, "text-1024", 1024),
+    "L/16": _flip("L", 16, "text-768", 768, 5.47),
+    "L/14": _flip("L", 14, "text-768", 768, 5.47),
+    "H/14": _flip("H", 14, "text-1024", 1024, 19.43),
 }
-"""Softmax models whose image tower sees a share of the patches in training."""
+"""Softmax models whose image tower sees a share of the patches in training. The operations of their
+texts are those that open_clip lists for CLIPA's, which have the same towers and length."""
 
 
 def frugal(model: TwoTowerConfig) -> TwoTowerConfig:

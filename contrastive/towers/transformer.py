@@ -393,7 +393,9 @@ class AttentionPool(nnx.Module):
 
     def __init__(self, config: TransformerConfig, *, rngs: nnx.Rngs):
         shape, axes = (1, config.width), ("position", "embed")
-        self.query = parameter(rngs, shape, axes, layers.normal(config.width**-0.5))
+        glorot = layers.uniform((6 / (1 + config.width)) ** 0.5)  # big_vision's
+        init = glorot if config.init == "siglip" else layers.normal(config.width**-0.5)
+        self.query = parameter(rngs, shape, axes, init)
         self.attention = Attention(config, rngs=rngs)
         self.norm = LayerNorm(config.width, epsilon=config.epsilon, rngs=rngs)
         self.mlp = Mlp(config, rngs=rngs)

@@ -74,29 +74,31 @@ class VisionTransformer(nnx.Module):
                 f"{image_size}."
             )
         self.config, self.image_size = config, image_size
-        width, narrow = config.width, config.width**-0.5
+        width, pixels = config.width, 3 * config.patch_size**2
+        narrow = layers.normal(width**-0.5)
+        clip = config.init == "clip"
         self.patches = layers.Dense(
-            3 * config.patch_size**2,
+            pixels,
             width,
             axes=("patch", "embed"),
-            init=layers.normal((3 * config.patch_size**2) ** -0.5),
+            # PyTorch's convolutions, which CLIP leaves as they are, and Flax's
+            init=layers.uniform(pixels**-0.5) if clip else layers.normal(pixels**-0.5),
             bias=layers.zeros if config.patch_bias else None,
             rngs=rngs,
         )
 
-        def table(rows: int, deviation: float = narrow) -> nnx.Param:
-            axes, init = ("position", "embed"), layers.normal(deviation)
-            return sharding.parameter(rngs, (rows, width), axes, init)
+        def table(rows: int, init: sharding.Initializer = narrow) -> nnx.Param:
+            return sharding.parameter(rngs, (rows, width), ("position", "embed"), init)
 
         def norm() -> layers.LayerNorm:
             return layers.LayerNorm(width, epsilon=config.epsilon, rngs=rngs)
 
         classes = 1 if config.pooling == "cls" else 0
-        self.class_token = table(1) if classes else None
+        self.class_token = table(1, narrow if clip else layers.zeros) if classes else None
         self.side = image_size // config.patch_size
         learned = config.positions == "learned"
         self.positions = table(self.side**2 + classes) if learned else None
-        self.registers = table(config.registers, 1e-6) if config.registers else None
+        self.registers = table(config.registers, layers.normal(1e-6)) if config.registers else None
         self.norm_before = norm() if config.pre_norm else None
         self.transformer = Transformer(config, rngs=rngs)
         self.norm = norm()

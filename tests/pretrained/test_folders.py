@@ -21,7 +21,7 @@ from contrastive.pretrained.families import Description
 from contrastive.pretrained.importing import import_weights
 from contrastive.recipe import Recipe
 from contrastive.towers import HeadConfig, ResNetConfig, TwoTowerConfig, VisionTransformerConfig
-from contrastive.warm_start import _check_meaning, _Earlier
+from contrastive.warm_start import _check_meaning, _Earlier, _resized, _weights
 from contrastive.whole import new_folder
 
 VIT = VisionTransformerConfig(
@@ -131,3 +131,16 @@ def test_strides_that_no_shape_tells_have_to_be_those_of_the_training(name, valu
     ours = TwoTowerConfig(image=ResNetConfig(**{name: value}))
     with pytest.raises(ConfigError, match=f"config.model.image.{name} = {value}, but"):
         _check_meaning(trained, ours, {"image"})
+
+
+@pytest.mark.parametrize("name,method", [("clip", "bicubic"), ("open_clip", "bicubic_antialias")])
+def test_C06_a_start_from_weights_resizes_as_their_library_does(copied, name, method):
+    folder = copied(name)
+    earlier = _weights(folder)
+    assert earlier.resampling == method
+    wanted = import_weights(folder, image_size=30).towers.image.positions[...]
+    path = ("image", "positions")
+    table = import_weights(folder).towers.image.positions[...]
+    assert earlier.shapes[path] == table.shape
+    found = _resized(table, jax.numpy.zeros(wanted.shape), (4, 6), earlier.resampling)
+    np.testing.assert_array_equal(found, wanted)

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import struct
+import tracemalloc
 import zipfile
 
 import ml_dtypes
@@ -162,6 +163,40 @@ def test_other_ways_to_name_code(tmp_path, code):
         archive.writestr("archive/data.pkl", code)
     with pytest.raises(WeightsError):
         read_tensors(tmp_path / "x.bin")
+
+
+def nested(depth):
+    """Instructions that make a tuple of the one before, twice, ``depth`` times: few bytes, and
+    2^depth entries for whoever walks through it."""
+    return b"".join([b")", b"2\x86" * depth])
+
+
+SMALL_AND_COSTLY = {
+    "memo": b"\x80\x02}r" + struct.pack("<I", 1 << 24) + b".",
+    "bytes": b"\x80\x05\x96" + struct.pack("<Q", 1 << 28) + b".",
+    "key": b"\x80\x02}" + nested(22) + b"K\x01s.",
+    "ordered": b"\x80\x02ccollections\nOrderedDict\n]" + nested(22) + b"K\x01\x86a\x85R.",
+    "set": b"\x80\x04\x8f(" + nested(22) + b"\x90.",
+    "shape": b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n((U\x07storagectorch\nFloatStorage\n"
+    b"U\x010U\x03cpuK\x01tQK\x00" + nested(22) + b"K\x00K\x00\x86\x89}tR.",
+}
+
+
+@pytest.mark.parametrize("name", SMALL_AND_COSTLY)
+def test_a_small_pickle_cannot_ask_for_much(tmp_path, name):
+    """Neither memory, nor hashes or texts of what it says: 2^22 steps stand for 2^60."""
+    with zipfile.ZipFile(tmp_path / "x.bin", "w") as archive:
+        archive.writestr("archive/data.pkl", SMALL_AND_COSTLY[name])
+        archive.writestr("archive/data/0", b"\0" * 4)
+    tracemalloc.start()
+    try:
+        with pytest.raises(WeightsError, match=r"is damaged|no state dict") as error:
+            read_tensors(tmp_path / "x.bin")
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+    assert name == "memo" or "is damaged" in str(error.value)
+    assert len(str(error.value)) < 500
 
 
 def test_numpy_objects_are_refused(tmp_path):

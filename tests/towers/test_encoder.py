@@ -1,6 +1,7 @@
 """Encoders in the form of BERT, RoBERTa and ModernBERT: padding, windows, poolings, heads."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -271,6 +272,28 @@ def test_dropout_is_drawn_from_the_keys(form, encoder, quick):
     assert np.abs(first - run(texts(), None)).max() > 1e-2
     part = run(texts()[1:], keys[1:])
     np.testing.assert_allclose(part, first[1:], atol=1e-6)
+
+
+def test_remat_keeps_fewer_bytes_and_a_scan_has_one_block(encoder, quick, count_products):
+    """The same gradients; memory by the compiler, products in the program."""
+    tokens, gradients = jnp.tile(texts(), (8, 1)), []
+    bytes_, products = {}, {}
+    for remat, scan in (("none", True), ("full", True), ("none", False)):
+        config = dataclasses.replace(MODERN, depth=4, remat=remat, scan=scan)
+        graphdef, state = nnx.split(encoder(config))
+
+        def loss(state, tokens, graphdef=graphdef):
+            return jnp.sum(jnp.sin(nnx.merge(graphdef, state)(tokens, dtype=FLOAT)))
+
+        products[scan] = count_products(jax.make_jaxpr(loss)(state, tokens).jaxpr)
+        step = quick(jax.grad(loss)).lower(state, tokens).compile()
+        bytes_[remat, scan] = step.memory_analysis().temp_size_in_bytes
+        gradients.append(step(state, tokens))
+    assert bytes_["full", True] < 0.7 * bytes_["none", True]
+    assert products[False] - products[True] == 3 * (products[True] - 1)  # one is the projection
+    for other in gradients[1:]:
+        close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
+        jax.tree.map(close, gradients[0], other)
 
 
 @pytest.mark.parametrize("form", FORMS)
