@@ -9,7 +9,10 @@ and left out (:mod:`contrastive.data.examples`). Large sets are checked as they 
 a sample that cannot be used has weight 0 (:mod:`contrastive.data.unchecked`).
 """
 
+import os
 import pathlib
+import sys
+import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -54,6 +57,7 @@ __all__ = [
 ]
 
 _BEFORE = 50_000  # sets of so many samples are read through before the first batch
+_NICENESS = 10  # of the threads that make batches
 
 
 def open_batches(
@@ -76,6 +80,14 @@ def _check_negatives(examples: Examples, config: DataConfig) -> None:
         "comes with a negative: set config.data.fields.negatives to the field that holds them"
         + ("." if file is None else f", or see whether the keys in {file} are those of the pairs.")
     )
+
+
+def _give_way() -> None:
+    """Lets the train step go before this thread, which works on batches that are needed later."""
+    if sys.platform == "linux" and threading.current_thread() is not threading.main_thread():
+        thread = threading.get_native_id()
+        if os.getpriority(os.PRIO_PROCESS, thread) < _NICENESS:
+            os.setpriority(os.PRIO_PROCESS, thread, _NICENESS)
 
 
 class _Loaded(NamedTuple):
@@ -204,6 +216,7 @@ class BatchLoader(Batches):
 
     def _load(self, step: int, rows: list[int]) -> _Loaded:
         """One process's rows of global batch ``step``."""
+        _give_way()
         begin = step * self._batch_size + self._part[0] * self._rows
         keys = example_keys(self._seed, np.arange(begin, begin + len(rows), dtype=np.int64))
         found = self._fetch(rows, keys)

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import itertools
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -124,14 +125,15 @@ def test_threads_change_nothing(open_loader, threads, prefetch, memory_mib):
 
 
 class Watched(InMemorySource):
-    """Knows which threads have read how many records."""
+    """Knows which threads have read how many records, and how willingly they give way."""
 
     def __init__(self, records):
         super().__init__(records)
-        self.reads = []
+        self.reads, self.niceness = [], set()
 
     def __getitem__(self, index, /):
         self.reads.append(threading.current_thread().name)
+        self.niceness.add(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
         time.sleep(0.001)
         return super().__getitem__(index)
 
@@ -158,6 +160,20 @@ def test_threads_and_prefetch_have_their_effect(open_loader, make_records):
         assert main.isdisjoint(running)
         assert len(opening - main) == len(running) == threads
         assert count == 10 * (1 + prefetch)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no niceness of their own")
+def test_threads_that_make_batches_give_way_to_the_step(open_loader, make_records):
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    source = Watched(make_records(100))
+    loader = open_loader(dataclasses.replace(CONFIG, memory_mib=0, threads=2), source=source)
+    source.niceness.clear()
+    next(loader)
+    assert source.niceness == {max(own, 10)}
+    assert os.getpriority(os.PRIO_PROCESS, 0) == own
+    source = Watched(make_records(100))
+    next(open_loader(dataclasses.replace(CONFIG, memory_mib=0, threads=0), source=source))
+    assert source.niceness == {own}
 
 
 def test_hidden_words_are_drawn_for_each_example(open_loader):

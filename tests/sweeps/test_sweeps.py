@@ -236,7 +236,9 @@ try:
 except OSError:
     sys.exit(75)
 def write(status, **more):
-    file.write_text(json.dumps({"status": status, "attempts": attempts + 1, **more}))
+    whole = file.with_suffix(".new")
+    whole.write_text(json.dumps({"status": status, "attempts": attempts + 1, **more}))
+    whole.replace(file)
 """
 
 
