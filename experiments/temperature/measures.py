@@ -11,13 +11,15 @@ from contrastive.data.emoji import load_concepts
 from contrastive.evaluation.sets import load_sets
 from contrastive.geometry import alignment, hardness_weights, uniformity
 from contrastive.recipe import read_recipe
+from experiments.temperature.sweep import TAUS
 
 HARDEST = 0.01  # of the negatives
 _SET = "unseen_artist"
 
 
 def measure(workdir: pathlib.Path) -> Mapping[str, float]:
-    """Of the pictures of an artist who was not trained on, and their names."""
+    """Of the pictures of an artist who was not trained on, and their names; ``hardest`` at the
+    model's own temperature, ``hardest/TAU`` for the same rows at others."""
     recipe, model = read_recipe(workdir), contrastive.load(workdir)
     (pictures,) = load_sets(recipe.data, most=20_000, only=[_SET])
     images = model.encode_image(pictures.images)
@@ -30,6 +32,7 @@ def measure(workdir: pathlib.Path) -> Mapping[str, float]:
         "tolerance": tolerance(images, pictures.ids),
         "hardest": hardest_share(images, own, model.scale, model.bias),
         "scale": model.scale,
+        **{f"hardest/{tau}": hardest_share(images, own, 1.0 / tau, None) for tau in TAUS["full"]},
     }
 
 
