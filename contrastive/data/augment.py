@@ -8,6 +8,7 @@ from the examples' keys (:mod:`contrastive.data.draws`), one stream a transform.
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 from jaxtyping import Float32, Float64, UInt8, UInt64
@@ -18,12 +19,14 @@ from contrastive.data.draws import uniform
 from contrastive.data.picture_config import AugmentConfig, CropConfig, RandAugmentConfig
 from contrastive.data.rand_augment import rand_augment
 
+Picture: TypeAlias = Image.Image | UInt8[np.ndarray, "height width 3"]
+"""RGB, before augmentation: as it comes from whatever has decoded it."""
 _TRIES = 10  # at a random part
 _LUMA = np.array([0.299, 0.587, 0.114])
 
 
 def augment(
-    images: Sequence[Image.Image],
+    images: Sequence[Picture],
     keys: UInt64[np.ndarray, " batch"],
     config: AugmentConfig,
     image_size: int,
@@ -33,9 +36,11 @@ def augment(
     colours."""
     if config.geometric:
         coefficients = affine_coefficients(keys, config)
-        images = [move(im, c, image_size) for im, c in zip(images, coefficients, strict=True)]
+        images = [
+            move(im, c, image_size) for im, c in zip(as_images(images), coefficients, strict=True)
+        ]
     if rand is not None and rand.operations:
-        images = rand_augment(images, keys, rand)
+        images = rand_augment(as_images(images), keys, rand)
     pixels = _pixels(images)
     if config.blur:
         blur(pixels, keys, config.blur)
@@ -48,13 +53,13 @@ def augment(
 
 def augment_as(
     stack: stacks.Stack,
-    images: Sequence[Image.Image],
+    images: Sequence[Picture],
     keys: UInt64[np.ndarray, " batch"],
     rand: RandAugmentConfig | None = None,
     view: int = 0,
 ) -> UInt8[np.ndarray, "batch height width 3"]:
     """:func:`augment` as a published method does it, on random parts of pictures."""
-    images = stacks.mirror(images, keys, stack)
+    images = stacks.mirror(as_images(images), keys, stack)
     if rand is not None and rand.operations:
         images = rand_augment(images, keys, rand)
     return _pixels(stacks.change_colours(images, keys, stack, view))
@@ -77,10 +82,13 @@ def augment_in_proportion(
     ]
 
 
-def _pixels(images: Sequence[Image.Image]) -> UInt8[np.ndarray, "batch height width 3"]:
-    width, height = images[0].size
-    data = b"".join([image.tobytes() for image in images])
-    return np.frombuffer(data, np.uint8).reshape(len(images), height, width, 3).copy()
+def as_images(pictures: Sequence[Picture]) -> list[Image.Image]:
+    """For what works on Pillow's images."""
+    return [x if isinstance(x, Image.Image) else Image.fromarray(x) for x in pictures]
+
+
+def _pixels(pictures: Sequence[Picture]) -> UInt8[np.ndarray, "batch height width 3"]:
+    return np.stack([np.asarray(picture) for picture in pictures])
 
 
 def affine_coefficients(

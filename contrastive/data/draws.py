@@ -8,6 +8,7 @@ splittable pseudorandom number generators, 2014), a few vectorised integer opera
 numbers stay the same across versions of NumPy.
 """
 
+import functools
 import zlib
 
 import numpy as np
@@ -32,10 +33,16 @@ def uniform(
     keys: UInt64[np.ndarray, " batch"], stream: str, count: int
 ) -> Float64[np.ndarray, "batch count"]:
     """``count`` numbers in [0, 1) for each key, from the stream of this name."""
-    start = np.array([zlib.crc32(stream.encode())], np.uint64)
-    offsets = _mix((start << np.uint64(32)) + np.arange(count, dtype=np.uint64))
-    bits = _mix(_mix(keys[:, None] + offsets[None, :]) + _GOLDEN)
+    bits = _mix(_mix(keys[:, None] + _offsets(stream, count)) + _GOLDEN)
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+@functools.lru_cache(256)
+def _offsets(stream: str, count: int) -> UInt64[np.ndarray, "1 count"]:
+    start = np.array([zlib.crc32(stream.encode())], np.uint64)
+    found = _mix((start << np.uint64(32)) + np.arange(count, dtype=np.uint64))[None, :]
+    found.setflags(write=False)  # it is shared
+    return found
 
 
 def derived(keys: UInt64[np.ndarray, " batch"], name: str) -> UInt64[np.ndarray, " batch"]:

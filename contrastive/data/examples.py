@@ -13,7 +13,7 @@ import logging
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from time import monotonic as _now
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import grain
 import numpy as np
@@ -21,7 +21,7 @@ from jaxtyping import Int32, Int64, UInt8, UInt64
 from PIL import Image
 
 from contrastive.data import fast, pairs
-from contrastive.data.augment import random_part
+from contrastive.data.augment import Picture, random_part
 from contrastive.data.captions import canonical
 from contrastive.data.config import DataConfig
 from contrastive.data.records import (
@@ -45,6 +45,7 @@ from contrastive.data.transforms import (
 from contrastive.data.unchecked import Fetched
 from contrastive.errors import DataError
 
+T = TypeVar("T")
 Progress = Callable[[int, int], None]
 _AHEAD = 64  # samples that are read ahead
 _log = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class Examples:
     captions: Sequence[str]
     keywords: Sequence[Sequence[str]]
     ids: Int32[np.ndarray, " n"]
-    images: Sequence[Image.Image] | None
+    images: Sequence[Picture] | None
     fingerprint: str
     errors: DataErrors
     queries: Sequence[str] = ()
@@ -90,9 +91,7 @@ class Examples:
             members.setdefault(identity, []).append(row)
         return [members[identity] for identity in self.ids.tolist()]
 
-    def fetch(
-        self, rows: Sequence[int], read: Callable[[int, int], Sequence[Image.Image]]
-    ) -> Fetched:
+    def fetch(self, rows: Sequence[int], read: Callable[[int, int], Sequence[Picture]]) -> Fetched:
         """Some examples; ``read`` gives the pictures of an index, for the i-th of the rows, where
         none are in memory."""
         images = self.images
@@ -114,7 +113,7 @@ class Examples:
 
 def read_pictures(
     record: Record, config: DataConfig, key: UInt64[np.ndarray, " 1"] | None = None
-) -> list[Image.Image]:
+) -> list[Picture]:
     """The pictures that are made of a record's (:func:`contrastive.data.pairs.parts`), square, no
     larger than augmentation needs them; by the rule ``naflex`` of whole patches.
 
@@ -133,7 +132,7 @@ def read_pictures(
     if config.decoding != "evaluation" and config.preprocessing not in TAKES_MIDDLE:
         pictures = fast.read(record["image"], cuts, scaled=config.decoding == "train_fast")
         if pictures is not None:
-            return pictures
+            return [*pictures]
     image = decode_image(record["image"])
     if config.preprocessing == "naflex":
         return [_in_proportion(image, part, config) for part in wanted]
@@ -172,7 +171,7 @@ def _cut(
     return (left, top, left + side, top + side), None if small else room
 
 
-def blank_pictures(config: DataConfig) -> list[Image.Image]:
+def blank_pictures(config: DataConfig) -> list[Picture]:
     """What stands for the pictures of a sample that cannot be read."""
     sides = [
         config.room if part is None else part.size
@@ -226,17 +225,17 @@ class _Sample(NamedTuple):
     position: int
     key: str
     record: Record | None = None
-    pictures: Sequence[Image.Image] = ()
+    pictures: Sequence[Any] = ()
     error: SampleError | None = None
 
 
 def _usable(
     source: Source,
     config: DataConfig,
-    read: Callable[[Record], Sequence[Image.Image]],
+    read: Callable[[Record], Sequence[T]],
     errors: DataErrors,
     progress: Progress | None = None,
-) -> Iterator[tuple[int, Record, Sequence[Image.Image]]]:
+) -> Iterator[tuple[int, Record, Sequence[T]]]:
     """The samples that can be used, with their pictures; the others go to ``errors``."""
 
     def attempt(index: int) -> _Sample:
@@ -316,9 +315,9 @@ class _Rows:
         self.labels: list[int] = []
         self.ids: list[int] = []
         self.digests: list[bytes] = []
-        self.images: list[Image.Image | None] = []
+        self.images: list[Picture | None] = []
 
-    def add(self, index: int, record: Record, picture: Image.Image | None) -> None:
+    def add(self, index: int, record: Record, picture: Picture | None) -> None:
         self.index.append(index)
         self.captions.append((record["caption"] or "").strip())
         self.keywords.append(tuple(record["keywords"]))

@@ -5,6 +5,10 @@ first, with other rounding: about one value in a million differs by 2 of 255, no
 ``scaled``, a large JPEG is decoded at a half, a quarter or an eighth, if at least 85 % of the
 pixels wanted a side are left: another filter, and some pixels at hard edges differ a lot.
 
+Both ends of a resize lie in memory that a thread keeps: fresh memory and copies cost as much as
+a quarter of the resizing. Whether the resizer writes into such memory is tried once; where it does
+not, Pillow does all the work.
+
 What this cannot do (other formats, CMYK, a turned picture) is left to Pillow, and so is everything
 where the packages are missing.
 """
@@ -15,18 +19,20 @@ import math
 import threading
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from jaxtyping import UInt8
 from PIL import Image
 
 from contrastive.data import transforms
 from contrastive.data.records import SampleError
 
 Cut = Callable[[int, int], tuple[tuple[int, int, int, int], int | None]]
+Pixels: TypeAlias = UInt8[np.ndarray, "height width 3"]
 _JPEG = b"\xff\xd8\xff"
-_EXIF_WITHIN = 1 << 16
-_SCRATCH = 1 << 22  # bytes at least of the memory for decoded pictures
+_EXIF = b"Exif\0\0"
+_SCRATCH = 1 << 22  # bytes at least of a piece of a thread's memory
 _SHARE = 0.85  # of the wanted pixels a side that a scaled decoding has to have
 
 
@@ -45,7 +51,14 @@ def _tools() -> _Tools | None:
         return None
     bicubic = cykooz_resizer.ResizeAlg.convolution(cykooz_resizer.FilterType.catmull_rom)
     options = cykooz_resizer.ResizeOptions(resize_alg=bicubic, use_alpha=False)
-    return _Tools(simplejpeg, cykooz_resizer, options)
+    tools = _Tools(simplejpeg, cykooz_resizer, options)
+    return tools if _writes_into_given_memory(tools) else None
+
+
+def _writes_into_given_memory(tools: _Tools) -> bool:
+    grey, target = np.full((2, 2, 4), 7, np.uint8), np.zeros((1, 1, 4), np.uint8)
+    _one_call(tools, grey, (0.0, 0.0, 2.0, 2.0), target)
+    return bool((target == 7).all())
 
 
 def available() -> bool:
@@ -53,7 +66,7 @@ def available() -> bool:
     return _tools() is not None
 
 
-def read(data: bytes, cuts: Sequence[Cut], *, scaled: bool = False) -> list[Image.Image] | None:
+def read(data: bytes, cuts: Sequence[Cut], *, scaled: bool = False) -> list[Pixels] | None:
     """Parts of a JPEG, each resized to a square; None where Pillow has to do it.
 
     Args:
@@ -81,7 +94,7 @@ def read(data: bytes, cuts: Sequence[Cut], *, scaled: bool = False) -> list[Imag
     least = {"min_width": -(-width * eighths // 8), "min_height": -(-height * eighths // 8)}
     try:
         pixels = tools.jpeg.decode_jpeg(
-            data, colorspace="RGBX", buffer=_scratch(width * (height + 1) * 4), **least
+            data, colorspace="RGBX", buffer=_scratch("decoded", width * (height + 1) * 4), **least
         )
     except ValueError as error:
         raise SampleError("decode error", str(error)) from error
@@ -94,12 +107,11 @@ def _part(
     full: tuple[int, int],
     box: tuple[int, int, int, int],
     side: int | None,
-) -> Image.Image:
+) -> Pixels:
     """The part ``box`` of a picture of height and width ``full``, from its decoded pixels."""
     if side is None:
         left, top, right, bottom = box
-        part = np.ascontiguousarray(pixels[top:bottom, left:right])
-        return _without_fourth((right - left, bottom - top), part.tobytes())
+        return _without_fourth(pixels[top:bottom, left:right])
     if pixels.shape[:2] != full:
         scale = _scale(full, pixels.shape[:2])
         left, top, right, bottom = (edge * scale for edge in box)
@@ -112,13 +124,20 @@ def _part(
 _memory = threading.local()
 
 
-def _scratch(size: int) -> np.ndarray:
-    """Memory of this thread for one decoded picture: fresh memory costs half as much as decoding.
-    What is in it is used up before the next picture comes."""
-    found = getattr(_memory, "pixels", None)
+def _scratch(name: str, size: int) -> np.ndarray:
+    """A piece of this thread's memory, of at least ``size`` bytes; what is in it is used up before
+    the next picture comes."""
+    found = getattr(_memory, name, None)
     if found is None or len(found) < size:
-        found = _memory.pixels = np.empty(max(size, _SCRATCH), np.uint8)
+        found = np.empty(max(size, _SCRATCH), np.uint8)
+        setattr(_memory, name, found)
     return found
+
+
+def _target(name: str, height: int, width: int) -> np.ndarray:
+    """Pixels of four bytes in this thread's memory."""
+    size = height * width * 4
+    return _scratch(name, size)[:size].reshape(height, width, 4)
 
 
 def _eighths(wanted: Sequence[tuple[tuple[int, int, int, int], int | None]]) -> int:
@@ -140,7 +159,8 @@ def _scale(full: tuple[int, int], decoded: tuple[int, ...]) -> float:
 
 
 def _is_turned(data: bytes) -> bool:
-    if b"Exif\0\0" not in data[:_EXIF_WITHIN]:
+    """Whether the picture's Exif block says so."""
+    if not _has_exif(data):
         return False
     try:
         return Image.open(io.BytesIO(data)).getexif().get(0x0112, 1) != 1
@@ -148,31 +168,51 @@ def _is_turned(data: bytes) -> bool:
         return True
 
 
+def _has_exif(data: bytes) -> bool:
+    """Walks over the segments before the picture itself: each says how long it is."""
+    at = len(_JPEG) - 1
+    while at + 4 <= len(data) and data[at] == 0xFF:
+        kind = data[at + 1]
+        if kind == 0xFF:  # padding
+            at += 1
+            continue
+        if kind == 0xDA:  # the picture
+            return False
+        if kind == 0xE1 and data.startswith(_EXIF, at + 4):
+            return True
+        at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+    return _EXIF in data  # not a JPEG by the book
+
+
 def _resize(
     tools: _Tools, pixels: np.ndarray, box: tuple[float, float, float, float], side: int
-) -> Image.Image:
+) -> Pixels:
     """Part of RGBX pixels (its borders may lie between pixels) as a square: width, then height."""
     left, top, right, bottom = box
     first, last = math.floor(top), min(math.ceil(bottom), pixels.shape[0])
-    image = _as_image(pixels[first:last])
-    if (left, right) != (0, side) or image.width != side:
-        across = (left, 0.0, right - left, float(image.height))
-        image = _one_call(tools, image, across, side, image.height)
-    if (top - first, bottom - first) != (0, side) or image.height != side:
+    part = pixels[first:last]
+    height = len(part)
+    if (left, right) != (0, side) or part.shape[1] != side:
+        across = (left, 0.0, right - left, float(height))
+        part = _one_call(tools, part, across, _target("across", height, side))
+    if (top - first, bottom - first) != (0, side) or height != side:
         down = (0.0, top - first, float(side), bottom - top)
-        image = _one_call(tools, image, down, side, side)
-    return _without_fourth(image.size, image.tobytes())
+        part = _one_call(tools, part, down, _target("down", side, side))
+    return _without_fourth(part)
 
 
-def _without_fourth(size: tuple[int, int], pixels: bytes) -> Image.Image:
-    """Pixels of four bytes as RGB. NumPy needs ten times as long to leave out every fourth byte."""
-    return Image.frombytes("RGB", size, pixels, "raw", "RGBX", 0, 1)
+def _without_fourth(pixels: np.ndarray) -> Pixels:
+    """RGBX as RGB, copied. Channel by channel: ``pixels[..., :3]`` takes three times as long."""
+    out = np.empty((*pixels.shape[:2], 3), np.uint8)
+    for channel in range(3):
+        out[..., channel] = pixels[..., channel]
+    return out
 
 
 def _as_image(pixels: np.ndarray) -> Image.Image:
     """Pixels of four bytes as a Pillow image on the same memory, rows apart as they are. CMYK is
     the name of its mode for four bytes that mean nothing to each other. Pillow wants the last row
-    as long as the others: below the picture there is one more row of memory."""
+    as long as the others: below a decoded picture there is one more row of memory."""
     height, width = pixels.shape[:2]
     row = pixels.strides[0]
     size = height * row
@@ -182,15 +222,22 @@ def _as_image(pixels: np.ndarray) -> Image.Image:
 
 def _one_call(
     tools: _Tools,
-    image: Image.Image,
+    pixels: np.ndarray,
     box: tuple[float, float, float, float],
-    width: int,
-    height: int,
-) -> Image.Image:
+    target: np.ndarray,
+) -> np.ndarray:
+    """The part ``box`` of the pixels, resized to fill ``target``, which is returned."""
     left, top, across, down = box  # the last two may reach out by a rounding error
-    inside = min(across, image.width - left), min(down, image.height - top)
+    inside = min(across, pixels.shape[1] - left), min(down, pixels.shape[0] - top)
     options = tools.options.copy()
     options.crop_box = tools.resizer.CropBox(left, top, *inside)
-    target = Image.new("CMYK", (width, height), None)  # its pixels are all written
-    tools.resizer.Resizer().resize_pil(image, target, options)
+    _resizer(tools).resize_pil(_as_image(pixels), _as_image(target), options)
     return target
+
+
+def _resizer(tools: _Tools) -> Any:
+    """This thread's: it keeps memory between calls."""
+    found = getattr(_memory, "resizer", None)
+    if found is None:
+        found = _memory.resizer = tools.resizer.Resizer()
+    return found

@@ -16,9 +16,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int32, UInt8, UInt64
-from PIL import Image
 
-from contrastive.data.augment import augment, augment_as, augment_in_proportion
+from contrastive.data.augment import (
+    Picture,
+    as_images,
+    augment,
+    augment_as,
+    augment_in_proportion,
+)
 from contrastive.data.captions import choose_captions
 from contrastive.data.config import DataConfig
 from contrastive.data.draws import derived, uniform
@@ -102,7 +107,7 @@ def _tokens(
 
 
 def _pixels(
-    images: Sequence[Image.Image], keys: Keys, config: DataConfig, size: int, view: int = 0
+    images: Sequence[Picture], keys: Keys, config: DataConfig, size: int, view: int = 0
 ) -> UInt8[np.ndarray, "batch size size 3"] | UInt8[np.ndarray, "batch patches bytes"]:
     stack = config.stack.stack
     if config.preprocessing == "naflex":
@@ -113,12 +118,14 @@ def _pixels(
 
 
 def _patches(
-    images: Sequence[Image.Image], keys: Keys, config: DataConfig, view: int
+    images: Sequence[Picture], keys: Keys, config: DataConfig, view: int
 ) -> UInt8[np.ndarray, "batch patches bytes"]:
     """Pictures of any proportions, each augmented by itself, as patches with their places."""
     stack = config.stack.stack
     if stack is None:
-        changed = augment_in_proportion(images, keys, config.augment, config.rand_augment)
+        changed = augment_in_proportion(
+            as_images(images), keys, config.augment, config.rand_augment
+        )
     else:
         changed = [
             augment_as(stack, [image], keys[i : i + 1], config.rand_augment, view)[0]

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import grain
 import numpy as np
 from jaxtyping import UInt64
-from PIL import Image
 
+from contrastive.data.augment import Picture
 from contrastive.data.batches import Batch, Batches
 from contrastive.data.config import DataConfig
 from contrastive.data.draws import example_keys, shuffle_seed, uniform
@@ -246,7 +246,7 @@ class BatchLoader(Batches):
             found.append(others[int(draw * len(others))] if others else row)
         return found
 
-    def _pictures(self, index: int, key: UInt64[np.ndarray, " 1"]) -> list[Image.Image]:
+    def _pictures(self, index: int, key: UInt64[np.ndarray, " 1"]) -> list[Picture]:
         try:
             return read_pictures(self._source[index], self._config, key)
         except SampleError as error:

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, Int32, Int64, UInt32, UInt64
-from PIL import Image
 
+from contrastive.data.augment import Picture
 from contrastive.data.captions import canonical
 from contrastive.data.config import DataConfig
 from contrastive.data.records import (
@@ -62,7 +62,7 @@ class Fetched:
 
     captions: Sequence[str]
     keywords: Sequence[Sequence[str]]
-    images: Sequence[Sequence[Image.Image]]
+    images: Sequence[Sequence[Picture]]
     ids: Int32[np.ndarray, " b"] | UInt32[np.ndarray, "b 2"]
     index: Int64[np.ndarray, " b"]
     weight: Float32[np.ndarray, " b"] | None = None
@@ -94,8 +94,8 @@ class UncheckedExamples:
         self,
         source: Source,
         config: DataConfig,
-        read: Callable[[Record, UInt64[np.ndarray, " 1"]], list[Image.Image]],
-        blank: Sequence[Image.Image],
+        read: Callable[[Record, UInt64[np.ndarray, " 1"]], list[Picture]],
+        blank: Sequence[Picture],
     ) -> None:
         self._source, self._read, self._blank = source, read, blank
         self._pairs: Pairs = config.pairs
@@ -109,7 +109,7 @@ class UncheckedExamples:
     def fetch(self, rows: Sequence[int], keys: UInt64[np.ndarray, " b"]) -> Fetched:
         """Reads rows; one that is bad is empty and has weight 0."""
         records: list[Record] = []
-        images: list[Sequence[Image.Image]] = []
+        images: list[Sequence[Picture]] = []
         ids: list[tuple[int, int]] = []
         bad: list[Bad] = []
         weight = np.ones(len(rows), np.float32)
