@@ -214,9 +214,12 @@ def _as_image(pixels: np.ndarray) -> Image.Image:
     the name of its mode for four bytes that mean nothing to each other. Pillow wants the last row
     as long as the others: below a decoded picture there is one more row of memory."""
     height, width = pixels.shape[:2]
-    row = pixels.strides[0]
-    size = height * row
-    flat = np.lib.stride_tricks.as_strided(pixels, (size,), (1,), writeable=False)
+    if pixels.flags.c_contiguous:
+        row, flat = 4 * width, pixels.reshape(-1)
+    else:
+        row = pixels.strides[0]
+        size = (height * row,)
+        flat = np.lib.stride_tricks.as_strided(pixels, size, (1,), writeable=False)
     return Image.frombuffer("CMYK", (width, height), flat, "raw", "CMYK", row, 1)
 
 
