@@ -29,9 +29,9 @@ BATCHES = {
 }
 SEEN = {  # pairs, at every batch size
     "emoji-short": 15_360,
-    "emoji-full": 153_600,
+    "emoji-full": 76_800,
     "texts-short": 40_960,
-    "texts-full": 409_600,
+    "texts-full": 102_400,
     "pod": 1 << 30,
 }
 RATES = {"emoji": (1e-3, 3e-3), "texts": (1e-3, 4e-3), "pod": (5e-4, 1e-3)}

@@ -2,7 +2,7 @@
 
     contrastive sweep experiments/temperature/sweep.py:short --output=runs/temperature/sweep
 
-``short``: 9 trials of 120 steps on the emoji. ``full``: 15 of 900 steps, three seeds. ``pod``: the
+``short``: 9 trials of 120 steps on the emoji. ``full``: 15 of 300 steps, three seeds. ``pod``: the
 same temperatures for CLIP B/16 on 32,768 pairs of DataComp-1B, whose tars lie in
 ``data/datacomp1b/train`` and (held out) ``data/datacomp1b/validation``.
 """
@@ -83,7 +83,7 @@ def get_sweep(scope: str = "short") -> Sweep:
             fixed=fixed | {"data.source": "data/datacomp1b/{split}/*.tar"},
             metric="validation/image_to_text/recall@1",
         )
-    steps = {"short": 120, "full": 900}[scope]
-    warmup = {"short": 20, "full": 50}[scope]
+    steps = {"short": 120, "full": 300}[scope]
+    warmup = {"short": 20, "full": 40}[scope]
     fixed = {**sweep.fixed, "total_steps": steps, "optimizer.warmup_steps": warmup}
     return dataclasses.replace(sweep, fixed=fixed | {"log.every": max(steps // 60, 1)})
