@@ -91,12 +91,12 @@ def test_embeddings_loss_and_gradients_equal_the_librarys(folders, case, record_
     (loss, rows), gradients = step(state)
     for name, ours in zip(("image", "text"), rows, strict=False):
         error = np.abs(normalize(ours) - normalize(reference[name])).max()
-        record_property(name, error)
+        record_property(name, float(error))
         assert error <= 1e-5, (name, error)
     if ids is not None:
         assert abs(loss - reference["loss"]) <= 1e-6 * max(1.0, abs(reference["loss"]))
     worst = worst_gradient(found, folders / case, reference, gradients)
-    record_property("gradient", worst)
+    record_property("gradient", float(worst[0]))
     print(
         f"{case}: loss {abs(loss - reference['loss']):.1e}, gradients {worst[0]:.1e} ({worst[1]})"
     )
