@@ -17,12 +17,11 @@ import time
 import numpy as np
 import torch  # pyright: ignore[reportMissingImports]  in the second environment
 from peak_memory import Peak  # pyright: ignore[reportMissingImports]  beside it
-from peer_open_clip import declare_operators  # pyright: ignore[reportMissingImports]  beside it
-
-_DECLARED = declare_operators()  # torchvision is without its own
-
-from peer_sentence import named_gradients  # noqa: E402 # pyright: ignore[reportMissingImports]
-from sentence_transformers import SentenceTransformer, losses  # noqa: E402 # pyright: ignore
+from peer_sentence import (  # pyright: ignore[reportMissingImports]  beside it
+    SentenceTransformer,
+    named_gradients,
+)
+from sentence_transformers import losses  # pyright: ignore[reportMissingImports]  after the above
 
 
 def features(model, texts):
