@@ -55,6 +55,7 @@ def get_config(argument: str = "bag") -> ConfigDict:
         config.model.text.width = 192
         config.model.text.depth = 2
         config.model.text.dropout = 0.1
+        config.data.query_length = 32  # short descriptions are short
         config.batch_size = 256
     if tower == "minilm":
         _go_on_from_minilm(config)

@@ -36,7 +36,6 @@ from contrastive.towers import (
     BagConfig,
     MissingTower,
     Role,
-    TextTransformerConfig,
     TwoTower,
     TwoTowerConfig,
 )
@@ -317,12 +316,13 @@ class Model:
                 "int32 [texts, length], or put its tokenizer.json beside the weights."
             )
         order = np.arange(len(words))
-        cuts = tokenizer.length > _SHORTEST and _masks_padding(self.recipe.model)
+        most = data.query_length if role == "query" else None
+        cuts = tokenizer.length > _SHORTEST and self.recipe.model.masks_padding
         if cuts:
             order = np.argsort([len(text) for text in words], kind="stable")
 
         def read(part: range) -> np.ndarray:
-            ids = tokenizer.encode([words[int(i)] for i in order[part.start : part.stop]])
+            ids = tokenizer.encode([words[int(i)] for i in order[part.start : part.stop]], most)
             return ids[:, : _padded_length(ids, tokenizer)] if cuts else ids
 
         rows = self._encode(role, len(words), read)
@@ -357,7 +357,8 @@ class Model:
             second = [data.passage_prefix + passages[i] for i in part]
             if data.joined:
                 return tokenizer.encode_joined(first, second).ids[:, None]
-            return np.stack([tokenizer.encode(first), tokenizer.encode(second)], axis=1)
+            asked = tokenizer.encode(first, data.query_length)
+            return np.stack([asked, tokenizer.encode(second)], axis=1)
 
         return self._encode("judged", len(queries), read, size)
 
@@ -369,7 +370,7 @@ class Model:
                 "whole numbers [texts, length], are expected."
             )
         text, length = self.recipe.model.text, self.recipe.data.text_length
-        if text is not None and not _masks_padding(self.recipe.model) and ids.shape[1] != length:
+        if text is not None and not self.recipe.model.masks_padding and ids.shape[1] != length:
             raise ValueError(
                 f"rows of {ids.shape[1]} ids; this model reads padding, so rows of {length} are "
                 "expected, padded as in its training."
@@ -496,12 +497,6 @@ def _check_pixels(array: np.ndarray) -> None:
             f"an array {array.dtype}{list(array.shape)} is not a picture: uint8 [height, width, 3] "
             "with values 0 … 255 is expected."
         )
-
-
-def _masks_padding(model: TwoTowerConfig) -> bool:
-    if isinstance(model.text, TextTransformerConfig):
-        return model.text.padding == "masked"
-    return model.text is not None
 
 
 def _padded_length(ids: np.ndarray, tokenizer: Tokenizer) -> int:

@@ -109,6 +109,11 @@ class Recipe:
         self.loss.check_negatives(self.data.negatives)
         self.loss.check_judged(labels=len(self.data.fields.labels), joined=self.data.joined)
         self._check_judged()
+        if self.data.query_length is not None and not self.model.masks_padding:
+            raise ConfigError(
+                "config.data.query_length: this tower reads padding, so all its texts are of one "
+                "length; config.model.text.padding = 'masked' goes with it."
+            )
         self.momentum.check(
             loss=self.loss.name,
             batch_size=self.batch_size,

@@ -322,6 +322,8 @@ class DataConfig:
     # also decoded at a smaller scale, which is less exact.
     decoding: Literal["evaluation", "train", "train_fast"] = "evaluation"
     text_length: int = 16  # token ids a caption, begin and end included
+    # Of pairs of texts: ids of a query; None: text_length. Short rows cost less than padded ones
+    query_length: int | None = None
     # Of pairs of texts: what stands before every query, and before every positive and negative,
     # such as "query: " and "passage: "
     query_prefix: str = ""
@@ -396,6 +398,7 @@ class DataConfig:
                 f"read; config.data.source = {self.source!r}, check = {self.check!r}."
             )
         self.tokenizer.check_length(self.text_length)
+        self._check_query_length()
         least_of = {"image_size": 1, "text_length": 1, "memory_mib": 0, "threads": 0, "prefetch": 0}
         for name, least in least_of.items():
             if getattr(self, name) < least:
@@ -405,6 +408,21 @@ class DataConfig:
         if not 0 <= self.max_bad_share <= 1:
             raise ConfigError(
                 f"config.data.max_bad_share = {self.max_bad_share} has to lie between 0 and 1."
+            )
+
+    def _check_query_length(self) -> None:
+        length = self.query_length
+        if length is None:
+            return
+        if self.joined or self.query_from != "query":
+            raise ConfigError(
+                "config.data.query_length: joined texts, and queries that are the positives, have "
+                "config.data.text_length ids."
+            )
+        if not 1 <= length <= self.text_length:
+            raise ConfigError(
+                f"config.data.query_length = {length} has to lie between 1 and "
+                f"config.data.text_length = {self.text_length}."
             )
 
     def _check_resize(self) -> None:
@@ -530,7 +548,7 @@ _OF_PICTURES = (
     "rand_augment",
     "views",
 )
-_PREFIXES = ("query_prefix", "passage_prefix", "query_from", "joined", "mined")
+_PREFIXES = ("query_length", "query_prefix", "passage_prefix", "query_from", "joined", "mined")
 _UNUSED = {
     "captions": ("views", "negatives", *_PREFIXES),
     "views": ("captions", "negatives", "content", *_PREFIXES),

@@ -95,10 +95,16 @@ def make_batch(
 
 
 def _tokens(
-    texts: Sequence[str], keys: Keys, stream: str, config: DataConfig, tokenizer: Tokenizer
+    texts: Sequence[str],
+    keys: Keys,
+    stream: str,
+    config: DataConfig,
+    tokenizer: Tokenizer,
+    most: int | None = None,
 ) -> tuple[Int32[np.ndarray, "n length"], int]:
-    """The ids of as many texts for each key, one after another."""
-    ids, truncated = tokenizer.encode_counted(texts)
+    """The ids of as many texts for each key, one after another; at most so many of a text."""
+    ids, truncated = tokenizer.encode_counted(texts, most)
+    ids = ids[:, :most]
     hidden = config.tokenizer.hidden
     if hidden:
         u = uniform(keys, stream, ids.size // len(keys)).reshape(ids.shape)
@@ -171,7 +177,8 @@ def _texts(
     if config.joined:
         batch["joined"], cut = tokenizer.encode_joined(queries, positives)
     else:
-        batch["query"], cut_query = _tokens(queries, keys, "hidden query", config, tokenizer)
+        most = config.query_length
+        batch["query"], cut_query = _tokens(queries, keys, "hidden query", config, tokenizer, most)
         batch["positive"], cut = _tokens(positives, keys, "hidden positive", config, tokenizer)
         cut += cut_query
     if not config.negatives:

@@ -108,17 +108,22 @@ class Tokenizer:
             )
         return found
 
-    def encode(self, texts: Sequence[str]) -> Int32[np.ndarray, "n length"]:
-        """The ids of each text, begin and end tokens and padding included."""
-        return self.encode_counted(texts).ids
+    def encode(
+        self, texts: Sequence[str], most: int | None = None
+    ) -> Int32[np.ndarray, "n length"]:
+        """The ids of each text, begin and end tokens and padding included; with ``most``, only so
+        many ids of a text are used, the rest is padding."""
+        return self.encode_counted(texts, most).ids
 
-    def encode_counted(self, texts: Sequence[str]) -> Encoded:
+    def encode_counted(self, texts: Sequence[str], most: int | None = None) -> Encoded:
         """Like :meth:`encode`, and counts the texts that were cut."""
         rows = np.full((len(texts), self.length), self.pad_id, np.int32)
-        truncated = 0
+        truncated, room = 0, self._room - (0 if most is None else self.length - most)
+        if room < 1:
+            raise ConfigError(f"{most} ids leave no room for text between the markers.")
         for row, ids in zip(rows, self._pieces(texts), strict=True):
-            if len(ids) > self._room:
-                ids = ids[-self._room :] if self.cuts_left else ids[: self._room]
+            if len(ids) > room:
+                ids = ids[-room:] if self.cuts_left else ids[:room]
                 truncated += 1
             ids = self._head + ids + self._tail
             row[: len(ids)] = ids

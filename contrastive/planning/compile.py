@@ -145,8 +145,8 @@ def abstract_batch(recipe: Recipe, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct
             return (rows, data.patches, 3 * data.resize.patch**2 + PLACE), jnp.uint8
         return (rows, *lead, size, size, 3), jnp.uint8
 
-    def texts(*lead: int) -> tuple[Any, Any]:
-        return (rows, *lead, data.text_length), jnp.int32
+    def texts(*lead: int, length: int = data.text_length) -> tuple[Any, Any]:
+        return (rows, *lead, length), jnp.int32
 
     content: tuple[Any, Any] = (), jnp.int32  # of an id: a number, or two words
     files = data.kind not in ("emoji", "synthetic", "csv", "tsv")
@@ -165,7 +165,8 @@ def abstract_batch(recipe: Recipe, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct
     elif data.joined:
         shapes["joined"] = texts()
     else:
-        shapes |= {"query": texts(), "positive": texts()}
+        query = texts(length=data.query_length or data.text_length)
+        shapes |= {"query": query, "positive": texts()}
     if data.fields.labels:
         shapes["label"] = (rows,), jnp.int32
     if data.negatives:

@@ -82,6 +82,13 @@ class TwoTowerConfig:
                     "there; an imported model without one is for use, not for this training."
                 )
 
+    @property
+    def masks_padding(self) -> bool:
+        """Whether padding behind a text changes nothing."""
+        if isinstance(self.text, TextTransformerConfig):
+            return self.text.padding == "masked"
+        return self.text is not None
+
     def check_pairs(self, pairs: Pairs) -> None:
         """Raises :class:`ConfigError` where something is set that this kind of pair has no use
         for."""

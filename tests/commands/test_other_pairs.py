@@ -74,6 +74,7 @@ def views(tiny):
 
 
 def test_a_run_on_pairs_of_texts_and_its_use(texts, tmp_path):
+    texts.data.query_length = 7
     texts.eval = {"every": 4, "baselines": True}
     run(texts, tmp_path / "run", "optimizer.learning_rate=0.03", "total_steps=24")
     found = results(tmp_path / "run")
@@ -85,6 +86,8 @@ def test_a_run_on_pairs_of_texts_and_its_use(texts, tmp_path):
     model = load(tmp_path / "run")
     query, passage = (model.encode_text("w3 is it 3", role=r) for r in ("query", "passage"))
     assert np.abs(query - passage).max() > 1e-3  # two towers, two prefixes
+    cut, longer = model.encode_text(["what is w3 it", "what is w3 it of"])  # 5 words are read
+    np.testing.assert_array_equal(cut, longer)
     with pytest.raises(UserError, match="no image tower"):
         model.encode_image(np.zeros((1, 8, 8, 3), np.uint8))
     (tmp_path / "lines.txt").write_text("what is w3\nw3 is it 3\n")

@@ -451,6 +451,40 @@ def test_columns_that_are_missing_are_named(tmp_path):
         open_source(DataConfig(source=source, pairs="texts", fields=fields), "train")
 
 
+def test_queries_have_a_length_of_their_own(open_loader):
+    records = [
+        {"image": b"", "caption": row["positive"], "keywords": [], "id": -1, "key": row["id"]}
+        | {"query": row["question"], "negatives": row["negatives"]}
+        for row in ROWS
+    ]
+    whole = next(open_loader(InMemorySource(records), batch_size=12)[0])
+    short = dataclasses.replace(CONFIG, query_length=4)  # of six: two words between the markers
+    loader, tokenizer = open_loader(InMemorySource(records), short, batch_size=12)
+    batch = next(loader)
+    assert batch["query"].shape == (12, 4)
+    assert {tokenizer.decode(row) for row in batch["query"]} == {"what is"}
+    assert loader.truncated_captions == 12
+    end = np.full((12, 1), tokenizer.end_id)
+    np.testing.assert_array_equal(batch["query"], np.hstack([whole["query"][:, :3], end]))
+    for name in ("positive", "negatives", "id", "example"):
+        np.testing.assert_array_equal(batch[name], whole[name])
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"query_length": 9}, "query_length = 9 has to lie between 1 and config.data.text_length"),
+        ({"query_length": 0}, "query_length = 0 has to lie"),
+        ({"query_length": 4, "joined": True}, "query_length: joined texts"),
+        ({"query_length": 4, "query_from": "positive", "negatives": 0}, "queries that are the pos"),
+        ({"query_length": 4, "pairs": "captions", "negatives": 0}, "query_length has no effect"),
+    ],
+)
+def test_lengths_of_queries_that_cannot_be(change, message):
+    with pytest.raises(ConfigError, match=message):
+        dataclasses.replace(CONFIG, **change).check()
+
+
 def test_prefixes_stand_before_every_text_and_the_positive_may_be_the_query(open_loader):
     records = [
         {"image": b"", "caption": row["positive"], "keywords": [], "id": -1, "key": row["id"]}

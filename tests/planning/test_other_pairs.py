@@ -49,6 +49,7 @@ def check_shapes(recipe):
 
 @pytest.mark.parametrize("check", ["before", "during"])
 def test_batches_of_texts_are_as_planned(texts, check):
+    texts.data.query_length = 5
     check_shapes(config_lib.resolve(Recipe, texts, [f"--config.data.check={check}"]))
 
 
