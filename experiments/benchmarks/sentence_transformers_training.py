@@ -30,6 +30,7 @@ import optax
 from flax import nnx
 
 import contrastive
+from contrastive.data.tokenizer import Tokenizer
 from contrastive.evaluation.information_retrieval import information_retrieval_metrics
 from contrastive.evaluation.relevance import Relevance
 from contrastive.objectives import LossConfig, make_objective
@@ -102,12 +103,16 @@ def train_here(options: argparse.Namespace, out: pathlib.Path, chunks: int) -> N
         return jax.tree.unflatten(jax.tree.structure(parameters), names)
 
     step = make_train_step(graphdef, objective, optimizer, seed=0, average_decay=None, frozen=fixed)
+    longest = {name: _longest(tokenizer, plan["batches"], name) for name in plan["batches"][0]}
     out.mkdir(parents=True, exist_ok=True)
     values, seconds = [], []
     with Peak() as memory:
         for texts in plan["batches"]:
             begin = time.perf_counter()
-            ids = (tokenizer.encode(texts[name]) for name in ("queries", "positives"))
+            ids = (
+                tokenizer.encode(texts[name])[:, : longest[name]]
+                for name in ("queries", "positives")
+            )
             batch: dict[str, Any] = dict(
                 zip(("query", "positive"), map(jnp.asarray, ids), strict=True)
             )
@@ -122,6 +127,13 @@ def train_here(options: argparse.Namespace, out: pathlib.Path, chunks: int) -> N
     export_weights(found.settings, towers, tokenizer, "huggingface", out / "model")
     numbers = {"losses": values, "seconds": seconds, "peak_bytes": memory.peak}
     (out / "numbers.json").write_text(json.dumps(numbers))
+
+
+def _longest(tokenizer: Tokenizer, batches: list[dict[str, list[str]]], name: str) -> int:
+    """Ids of the longest text of a kind, a multiple of 8: what ``data.query_length`` is for. The
+    peer pads each batch to its own longest text."""
+    found = [tokenizer.lengths(tokenizer.encode(batch[name])).max() for batch in batches]
+    return -(-int(max(found)) // 8) * 8
 
 
 def _save_gradients(
