@@ -132,7 +132,7 @@ def _by_tau(fixed: dict[float, dict[str, Mean]], learned: dict[str, Mean]) -> tu
         means = [fixed[tau][key] for tau in taus]
         columns = zip(*((m.value, m.low, m.high) for m in means), strict=True)
         y, low, high = (tuple(column) for column in columns)
-        return Line(key, tuple(taus), y, low, high)
+        return Line("trained with it", tuple(taus), y, low, high)
 
     titles = {
         "recall@1": "Recall@1, unseen artist",
