@@ -105,7 +105,7 @@ def test_exported_folders_are_loaded_there(name, form, flag, tmp_path):
     texts = texts_of_the_script()
     np.testing.assert_array_equal(model.tokenizer.encode(texts), theirs["ids"])
     np.testing.assert_allclose(model.encode_text(texts), normalize(theirs["text"]), atol=1e-5)
-    towers = contrastive.loading.open_model(native).towers
+    towers = contrastive.loading.open_model(native, devices=jax.local_devices()[:1]).towers
     pixels = jnp.asarray(theirs["pixels"].transpose(0, 2, 3, 1))
     rows = normalize(jax.jit(lambda p: towers.image(p))(pixels))
     np.testing.assert_allclose(rows, normalize(theirs["image"]), atol=1e-5)
