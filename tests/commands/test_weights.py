@@ -145,6 +145,7 @@ def test_the_recipe_needs_a_model(imported, tmp_path):
     with pytest.raises(ConfigError, match="contrastive import"):
         load_recipe(f"{file}:{imported / 'clip'}")
     full = config_lib.to_dict(load_recipe(f"{file}:{imported / 'model'}"))
-    assert config_lib.build(Recipe, full).model == open_model(
-        imported / "clip", devices=jax.local_devices()
-    ).recipe.model
+    assert (
+        config_lib.build(Recipe, full).model
+        == open_model(imported / "clip", devices=jax.local_devices()).recipe.model
+    )
