@@ -161,7 +161,7 @@ class Model:
       recipe: The settings that the towers were built from.
       towers: The towers.
       tokenizer: Turns texts to ids; None: the model came without one, and takes ids only.
-      devices: Where to compute, unless the parameters lie on a mesh; None: the default device.
+      devices: Where to compute, unless the parameters lie on a mesh; None: where they lie.
       batch_size: Rows that are encoded at a time, rounded up to a multiple of the devices.
       head: Whether the rows of the training head are taken, and not those it was trained on.
       progress: Called after each batch.
@@ -185,7 +185,7 @@ class Model:
         self._graphdef, parameters = nnx.split(towers)
         mesh = _mesh_of(parameters)
         if mesh is None:
-            mesh = make_mesh(MeshConfig(), jax.devices()[:1] if devices is None else devices)
+            mesh = make_mesh(MeshConfig(), _devices_of(parameters) if devices is None else devices)
             parameters = jax.device_put(parameters, replicated(mesh))
         self._mesh, self._parameters = mesh, parameters
         parts = batch_parts(mesh)
@@ -539,6 +539,11 @@ def _one_ahead(items: Iterable[Any]) -> Iterator[Any]:
         waiting = item
     if waiting is not None:
         yield waiting
+
+
+def _devices_of(parameters: Any) -> Devices:
+    found = {device for leaf in jax.tree.leaves(parameters) for device in leaf.devices()}
+    return sorted(found, key=lambda device: device.id)
 
 
 def _mesh_of(parameters: Any) -> Mesh | None:

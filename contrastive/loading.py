@@ -28,14 +28,16 @@ def load(
 
     Args:
       path: The run's folder, or a folder or file of weights.
-      devices: Where to compute; None: the default device. Need not be those of the training.
-      batch_size: Rows that are encoded at a time.
+      devices: Batches are cut over them, each of which holds all parameters; None: all devices of
+        this process, ``jax.local_devices()``. Need not be those of the training.
+      batch_size: Rows that are encoded at a time, rounded up to a multiple of the devices.
 
     Raises:
       WeightsError: ``path`` is neither the folder of a run nor weights of a known family, or the
         weights are damaged.
       CheckpointError: No checkpoint can be read.
     """
+    devices = jax.local_devices() if devices is None else devices
     opened = open_model(pathlib.Path(path), devices=devices)
     return Model(opened.recipe, opened.towers, opened.tokenizer, devices, batch_size=batch_size)
 
@@ -49,14 +51,14 @@ class Opened:
     tokenizer: Tokenizer | None
 
 
-def open_model(path: pathlib.Path, *, devices: Devices | None = None) -> Opened:
-    """Like :func:`load`, the parts."""
+def open_model(path: pathlib.Path, *, devices: Devices) -> Opened:
+    """Like :func:`load`, the parts; the parameters of a run lie whole on each of ``devices``."""
     if not is_run(path):
         found = import_weights(path)
         return Opened(as_recipe(found, path.resolve().name), found.towers, found.tokenizer)
     recipe = read_recipe(path)
     tokenizer = None if recipe.model.text is None else load_tokenizer(recipe.data, None, path)
-    mesh = make_mesh(MeshConfig(), jax.devices()[:1] if devices is None else devices)
+    mesh = make_mesh(MeshConfig(), devices)
     markers = tokenizer or NO_TEXTS
     abstract = nnx.eval_shape(lambda: build_towers(recipe, markers, rngs=nnx.Rngs(0)))
     graphdef, parameters = nnx.split(abstract)

@@ -9,6 +9,7 @@ fail() { echo "make parity: $*" >&2; exit 1; }
 packages='torch==2.13.0 numpy open_clip_torch==3.3.0'
 bare='torchvision==0.28.0'  # without its dependencies: it would pull in another PyTorch
 sentences='transformers==5.24.0 sentence-transformers==6.2.0'  # with theirs; PyTorch is there by then
+files='pillow==12.3.0 sentencepiece==0.2.3 protobuf==7.36.2'  # Pillow 13 resizes tall pictures in another order
 evaluators='clip_benchmark==1.6.2 pytrec_eval-terrier==0.5.11'  # what they need is there by then
 stamp=.venv-parity/.complete
 want=$(cksum <launch/parity_environment.sh)
@@ -38,7 +39,7 @@ rm -rf .venv-parity
 log=.venv-parity/install.log
 pip="${PWD}/.venv-parity/bin/python -m pip install --quiet --disable-pip-version-check"
 # open_clip's own requirements without torchvision, which would bring another PyTorch with it.
-if ! { $pip ${packages%% open_clip*} huggingface-hub safetensors regex ftfy tqdm pyyaml pillow &&
+if ! { $pip ${packages%% open_clip*} huggingface-hub safetensors regex ftfy tqdm pyyaml $files &&
        $pip --no-deps "${packages##* }" timm "$bare" &&
        $pip $sentences &&
        $pip --no-deps $evaluators; } >"$log" 2>&1; then

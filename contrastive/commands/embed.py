@@ -43,7 +43,7 @@ def embed(
       role: Of a model of pairs of texts: whether the lines are queries or passages.
       precision: Of the rows in the file (:mod:`contrastive.compression`).
       dim: How many of the first entries are kept; None: all.
-      devices: Where to compute; None: the default device.
+      devices: Where to compute; None: all of this process.
       console: Where to say what was done; None: the terminal.
 
     Raises:

@@ -59,7 +59,7 @@ def mine(
       config: Which candidates are taken.
       by: ``bm25``, or the folder of a run whose model ranks.
       judge: The cross-encoder that throws false negatives out; None: nothing is thrown out.
-      devices: Where a model computes; None: the default device.
+      devices: Where a model computes; None: all of this process.
       stream: Where it is said what was done.
 
     Raises:

@@ -71,7 +71,7 @@ def search(
       query: What to look for.
       images: A folder of pictures to search in; None: the pictures of the run's data set.
       top: How many to show.
-      devices: Where to compute; None: the default device.
+      devices: Where to compute; None: all of this process.
       console: Where to print; None: the terminal.
 
     Raises:

@@ -3,6 +3,8 @@
 import pathlib
 from collections.abc import Sequence
 
+import jax
+
 from contrastive import config as config_lib
 from contrastive.errors import ConfigError, UserError
 from contrastive.folders import as_recipe, description, is_run, write_folder
@@ -71,7 +73,7 @@ def export_model(path: pathlib.Path, output: pathlib.Path, format_name: str) -> 
     Raises:
       WeightsError: The format cannot hold the model, or there is no such format.
     """
-    opened = open_model(path)
+    opened = open_model(path, devices=jax.local_devices()[:1])
     settings = description(opened.recipe, opened.tokenizer)
     family = export_weights(settings, opened.towers, opened.tokenizer, format_name, output)
     print(f"Written to {output} as {format_name} ({family.name}).")

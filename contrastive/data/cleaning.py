@@ -13,10 +13,13 @@ def clip_form(text: str) -> str:
     """CLIP's: repaired by ftfy (text that was decoded wrongly, curly quotes, ligatures, letters of
     double width, composed accents, control characters), HTML entities resolved (twice), single
     spaces, lower case."""
-    import ftfy  # the other presets do without
+    return " ".join(_repaired(text).split()).lower()
 
-    text = html.unescape(html.unescape(ftfy.fix_text(text)))
-    return " ".join(text.split()).lower()
+
+def _repaired(text: str) -> str:
+    import ftfy  # most presets do without
+
+    return html.unescape(html.unescape(ftfy.fix_text(text)))
 
 
 def canonical_form(text: str) -> str:
@@ -25,6 +28,18 @@ def canonical_form(text: str) -> str:
     return " ".join(text.replace("_", " ").translate(_NO_PUNCTUATION).lower().split())
 
 
+def open_clip_form(text: str) -> str:
+    """SigLIP's in open_clip: repaired as CLIP's, then as :func:`canonical_form`."""
+    return canonical_form(_repaired(text))
+
+
+def unpunctuated_form(text: str) -> str:
+    """SigLIP's in transformers: lower case first (which tells how a Greek sigma ends a word), then
+    ASCII punctuation removed, an underscore too, single spaces."""
+    return " ".join(text.lower().translate(_NO_PUNCTUATION).split())
+
+
 def lower_form(text: str) -> str:
-    """SigLIP 2's: lower case."""
-    return text.strip().lower()
+    """SigLIP 2's: each character in lower case (so a Greek sigma at the end of a word is one like
+    all others, as in transformers); blanks stay."""
+    return "".join(map(str.lower, text))

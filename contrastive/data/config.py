@@ -6,7 +6,7 @@ import math
 import pathlib
 import re
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from contrastive.data.mined_config import MinedConfig
 from contrastive.data.picture_config import (
@@ -175,13 +175,25 @@ class EmojiConfig:
     validation: bool = False
 
 
+Preset: TypeAlias = Literal[
+    "clip",
+    "bert",
+    "siglip",
+    "siglip_transformers",
+    "siglip_open_clip",
+    "siglip2",
+    "siglip2_open_clip",
+]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
     """Where token ids come from."""
 
     # The vocabulary, markers, padding, cleaning and length of a published model. clip and bert come
-    # with this package; siglip and siglip2 need the path of their vocabulary.
-    preset: Literal["clip", "bert", "siglip", "siglip2"] | None = None
+    # with this package; the others need the path of their vocabulary. siglip is as big_vision
+    # reads texts, siglip2 as transformers does; the others as the library in their name does.
+    preset: Preset | None = None
     # A tokenizer.json or a SentencePiece .model (for bert also a vocab.txt, for clip a list of
     # merges); None = the preset's own, or without one learn a vocabulary from the captions.
     path: str | None = None
@@ -215,7 +227,7 @@ class TokenizerConfig:
                     f"config.data.tokenizer.{name} belongs to the preset {self.preset!r}; leave it "
                     "out, or set config.data.tokenizer.preset = None."
                 )
-        if self.path is None and self.preset in ("siglip", "siglip2"):
+        if self.path is None and str(self.preset).startswith("siglip"):
             raise ConfigError(
                 f"config.data.tokenizer.preset = {self.preset!r} needs config.data.tokenizer.path: "
                 "the .model or tokenizer.json that its authors publish."
@@ -228,7 +240,9 @@ class TokenizerConfig:
                 f"config.data.text_length = {length}, but the preset 'clip' has 77 ids a text. For "
                 "another length name the vocabulary by config.data.tokenizer.path."
             )
-        most = {"bert": 512, "siglip": 64, "siglip2": 64}.get(str(self.preset), length)
+        most = length
+        if self.preset not in (None, "clip"):
+            most = 512 if self.preset == "bert" else 64
         if length > most:
             raise ConfigError(
                 f"config.data.text_length = {length}; the preset {self.preset!r} has {most} ids a "

@@ -42,7 +42,10 @@ PRESETS = {
     "clip": Rules(*_CLIP_MARKERS, "!", cleaning.clip_form),  # "!" is token 0
     "bert": Rules("[CLS]", "[SEP]", "[PAD]", str.strip),  # its lower-casing is in the vocabulary
     "siglip": Rules(None, "</s>", "</s>", cleaning.canonical_form),
+    "siglip_transformers": Rules(None, "</s>", "</s>", cleaning.unpunctuated_form),
+    "siglip_open_clip": Rules(None, "</s>", "</s>", cleaning.open_clip_form),
     "siglip2": Rules(None, "<eos>", "<pad>", cleaning.lower_form),
+    "siglip2_open_clip": Rules(None, "<eos>", "<pad>", cleaning.open_clip_form),
 }
 
 

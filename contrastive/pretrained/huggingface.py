@@ -250,12 +250,10 @@ def texts(source: Source) -> Texts:
     if kind.startswith(("Siglip2", "Gemma")):
         preset = "siglip2"
     else:
-        preset = "siglip" if kind.startswith("SiglipT") else None
-    if preset == "siglip" and (folder / "spiece.model").is_file():
-        file = folder / "spiece.model"
-        return Texts(
-            read_vocabulary(file, None), TokenizerConfig(preset="siglip", path="tokenizer.json")
-        )
+        preset = "siglip_transformers" if kind.startswith("SiglipT") else None
+    markers = TokenizerConfig(preset=preset, path="tokenizer.json")
+    if preset == "siglip_transformers" and (folder / "spiece.model").is_file():
+        return Texts(read_vocabulary(folder / "spiece.model", None), markers)
     file = folder / "tokenizer.json"
     if file.is_file():
         backend = read_vocabulary(file, None)
@@ -264,7 +262,7 @@ def texts(source: Source) -> Texts:
     else:
         return Texts()
     if preset is not None:
-        return Texts(backend, TokenizerConfig(preset=preset, path="tokenizer.json"))
+        return Texts(backend, markers)
     begin, end, pad = (
         token_name(config.get(f"{name}_token", more.get(f"{name}_token")))
         for name in ("bos", "eos", "pad")
@@ -349,13 +347,14 @@ def write_texts(folder: pathlib.Path, tokenizer: Tokenizer, tokenizer_class: str
 def _form_steps(tokenizer: Tokenizer) -> list[Any]:
     """The form of a preset as steps of a normalizer, as far as they can say it."""
     spaces = [normalizers.Replace(tokenizers.Regex(r"\s+"), " "), normalizers.Strip()]
-    if tokenizer.preset == "siglip":
+    if tokenizer.preset not in (None, "clip", "bert", "siglip2"):
         marks = f"[{re.escape(string.punctuation)}]"
-        under = normalizers.Replace("_", " ")
+        blank = "" if tokenizer.preset == "siglip_transformers" else " "
+        under = [normalizers.Replace("_", blank)]
         marks_out = normalizers.Replace(tokenizers.Regex(marks), "")
-        return [under, marks_out, normalizers.Lowercase(), *spaces]
+        return [*under, marks_out, normalizers.Lowercase(), *spaces]
     if tokenizer.preset == "siglip2":
-        return [normalizers.Strip(), normalizers.Lowercase()]
+        return [normalizers.Lowercase()]
     if tokenizer.preset == "clip":
         return [normalizers.NFC(), *spaces, normalizers.Lowercase()]
     return []

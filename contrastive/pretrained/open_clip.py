@@ -173,7 +173,9 @@ def texts(source: Source, text: Settings) -> huggingface.Texts:
     found = huggingface.texts(source)
     clean = text.group("tokenizer_kwargs").get("clean", "whitespace")
     if clean == "canonicalize" and found.vocabulary is not None:
-        config = TokenizerConfig(preset="siglip", path="tokenizer.json")
+        gemma = found.vocabulary.token_to_id("<eos>") is not None  # SigLIP 2's; SigLIP's is T5's
+        preset = "siglip2_open_clip" if gemma else "siglip_open_clip"
+        config = TokenizerConfig(preset=preset, path="tokenizer.json")
         return huggingface.Texts(found.vocabulary, config)
     return found
 

@@ -241,7 +241,7 @@ def test_mined_negatives_are_those_that_the_copy_ranks_high(texts, tmp_path):
     run(texts, tmp_path / "run")
     texts.data.mined = {"every": 2, "candidates": 2, "window": 5}
     recipe = config_lib.resolve(Recipe, texts, [])
-    opened = open_model(tmp_path / "run")
+    opened = open_model(tmp_path / "run", devices=jax.local_devices()[:1])
     source = open_source(recipe.data, "train")
     loader = BatchLoader(source, recipe.data, opened.tokenizer, batch_size=16, seed=recipe.seed)
     batches = MinedBatches(loader, recipe, opened.tokenizer, part=0, parts=1)

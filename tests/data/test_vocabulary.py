@@ -169,7 +169,9 @@ def test_forms_of_texts():
     assert cleaning.clip_form(" A &lt;b&gt;\tCafe\u0301 ") == "a <b> café"
     assert cleaning.clip_form("\u201cQuoted\u201d caf\u00c3\u00a9 \ufb01sh") == '"quoted" café fish'
     assert cleaning.canonical_form("A_Dog,  don't (stop)\n") == "a dog dont stop"
-    assert cleaning.lower_form(" A Dog, ÄB! ") == "a dog, äb!"
+    assert cleaning.unpunctuated_form("A_Dog,  don't (stop)\n") == "adog dont stop"
+    assert cleaning.open_clip_form("A_Dog &amp; caf\u00c3\u00a9\n") == "a dog café"
+    assert cleaning.lower_form(" A Dog, ÄB! ") == " a dog, äb! "
 
 
 def test_vocabulary_files_of_ones_own(tmp_path):

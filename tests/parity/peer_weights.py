@@ -120,8 +120,30 @@ def clip(
     )
 
 
+def clip_b32(folder):
+    """The published size of CLIP ViT-B/32, whole; no gradients."""
+    from transformers import CLIPConfig, CLIPModel
+
+    torch.manual_seed(0)
+    text = {"bos_token_id": 49_406, "eos_token_id": 49_407, "pad_token_id": 0}
+    model = shake(CLIPModel(CLIPConfig(text_config=text)), 0.02)
+    model.save_pretrained(folder)
+    images, ids = pixels(BATCH, 224, 224), rows_of_text(BATCH, 77, 49_408)
+    with torch.no_grad():
+        out = model(torch.from_numpy(ids), torch.from_numpy(images), return_loss=True)
+    arrays = {"image": out.image_embeds, "text": out.text_embeds, "loss": out.loss}
+    np.savez(folder / "reference.npz", pixels=images, ids=ids, **arrays)
+
+
 def siglip(
-    folder, *, image_size=20, patch=5, length=9, heads=HEADS, activation="gelu_pytorch_tanh"
+    folder,
+    *,
+    image_size=20,
+    patch=5,
+    length=9,
+    heads=HEADS,
+    activation="gelu_pytorch_tanh",
+    vocabulary=VOCABULARY,
 ):
     from transformers import SiglipConfig, SiglipModel
 
@@ -133,7 +155,7 @@ def siglip(
         "hidden_act": activation,
     }
     text = common | {
-        "vocab_size": VOCABULARY,
+        "vocab_size": vocabulary,
         "intermediate_size": TEXT_HIDDEN,
         "max_position_embeddings": length,
     }
@@ -146,7 +168,7 @@ def siglip(
         model.last_loss = out.loss
         return out.image_embeds, out.text_embeds
 
-    ids = np.random.default_rng(2).integers(0, VOCABULARY, (BATCH, length))
+    ids = np.random.default_rng(2).integers(0, vocabulary, (BATCH, length))
     record(
         folder,
         model,
@@ -238,7 +260,7 @@ def _record_pictures(folder, model, image_size, embed):
     np.savez(folder / "reference.npz", **out)
 
 
-def naflex(folder, *, patch=4, grid=3, most=16, length=9):
+def naflex(folder, *, patch=4, grid=3, most=16, length=9, vocabulary=VOCABULARY):
     """SigLIP 2 on pictures of three aspects, prepared by its own code."""
     from PIL import Image
     from transformers import Siglip2Config, Siglip2Model
@@ -246,18 +268,17 @@ def naflex(folder, *, patch=4, grid=3, most=16, length=9):
 
     torch.manual_seed(8)
     common = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": HEADS}
-    text = common | {"vocab_size": VOCABULARY, "intermediate_size": TEXT_HIDDEN}
+    text = common | {"vocab_size": vocabulary, "intermediate_size": TEXT_HIDDEN}
     text |= {"max_position_embeddings": length}
     vision = common | {"intermediate_size": HIDDEN, "patch_size": patch, "num_patches": grid**2}
     model = shake(Siglip2Model(Siglip2Config(text_config=text, vision_config=vision)))
     model.save_pretrained(folder)
     processor = Siglip2ImageProcessorPil(patch_size=patch, max_num_patches=most)
     processor.save_pretrained(folder)
-    # No tall pictures: Pillow 12 and later resize them in the other order (test_folders.py).
-    sizes = [size for size in SIZES if size[1] <= 2 * size[0]][: 2 if SMALL else None]
+    sizes = SIZES[: 2 if SMALL else None]
     shown = {f"picture/{i}": picture(*size) for i, size in enumerate(sizes)}
     given = processor(images=[Image.fromarray(x) for x in shown.values()], return_tensors="pt")
-    ids = np.random.default_rng(2).integers(0, VOCABULARY, (len(shown), length))
+    ids = np.random.default_rng(2).integers(0, vocabulary, (len(shown), length))
 
     def embed(images, tokens):
         out = model(input_ids=tokens, **images, return_loss=True)
@@ -495,37 +516,42 @@ def clip_tokens(folder):
 
 
 def read_back(folder):
-    """What the library finds in an exported folder, beside it: `FOLDER.npz`."""
+    """What the library makes of pictures and texts by an exported folder: `FOLDER.npz`."""
     import transformers
+    from PIL import Image
 
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    ids = tokenizer(TEXTS, padding="max_length", truncation=True, return_tensors="np").input_ids
     model = transformers.AutoModel.from_pretrained(folder).eval()
-    processor = transformers.AutoImageProcessor.from_pretrained(folder, use_fast=False)
-    size = getattr(model.config, "vision_config", model.config).image_size
-    shown = torch.from_numpy(pixels(BATCH, size, size))
-    with torch.no_grad():
-        out = model(input_ids=torch.from_numpy(ids), pixel_values=shown)
-    arrays = {"ids": ids, "image": out.image_embeds.numpy(), "text": out.text_embeds.numpy()}
-    arrays |= {"pixels": shown.numpy(), "mean": processor.image_mean}
+    processor = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")
+    arrays = {f"picture/{i}": picture(*size) for i, size in enumerate(SIZES)}
+    given = processor(images=[Image.fromarray(x) for x in arrays.values()], return_tensors="pt")
+    if hasattr(model, "text_model"):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        ids = tokenizer(TEXTS, padding="max_length", truncation=True, return_tensors="pt").input_ids
+        with torch.no_grad():
+            out = model(input_ids=ids, **given)
+        arrays |= {"ids": ids.numpy(), "image": out.image_embeds, "text": out.text_embeds}
+    else:
+        with torch.no_grad():
+            out = model(**given)
+        first = model.config.model_type == "vit"  # its class token
+        arrays["image"] = out.last_hidden_state[:, 0] if first else out.pooler_output.flatten(1)
     np.savez(folder.with_suffix(".npz"), **arrays)
 
 
 def read_back_open_clip(folder):
     """The same with open_clip."""
     import open_clip
+    from PIL import Image
 
-    model, _, _ = open_clip.create_model_and_transforms(f"local-dir:{folder}")
+    model, _, prepare = open_clip.create_model_and_transforms(f"local-dir:{folder}")
     model.eval()
     tokenizer = open_clip.get_tokenizer(f"local-dir:{folder}")
     ids = tokenizer(TEXTS)
-    size = model.visual.image_size
-    size = size[0] if isinstance(size, tuple) else size
-    shown = torch.from_numpy(pixels(BATCH, size, size))
+    arrays = {f"picture/{i}": picture(*size) for i, size in enumerate(SIZES)}
+    shown = torch.stack([prepare(Image.fromarray(x)) for x in arrays.values()])
     with torch.no_grad():
         x, y = model.encode_image(shown), model.encode_text(ids)
-    arrays = {"ids": ids.numpy(), "image": x.numpy(), "text": y.numpy(), "pixels": shown.numpy()}
-    np.savez(folder.with_suffix(".npz"), **arrays)
+    np.savez(folder.with_suffix(".npz"), **arrays, ids=ids.numpy(), image=x, text=y)
 
 
 CASES = {
@@ -536,9 +562,12 @@ CASES = {
     "clip-tanh": lambda f: clip(
         f, activation="gelu_pytorch_tanh", image_size=21, patch=7, width=64
     ),
+    "clip-b32": clip_b32,
     "siglip": lambda f: siglip(f),
     "siglip-odd": lambda f: siglip(f, image_size=35, patch=7, length=5, heads=6, activation="gelu"),
+    "siglip2": lambda f: siglip(f, image_size=35, patch=7, length=16, vocabulary=512),
     "naflex": lambda f: naflex(f),
+    "naflex-texts": lambda f: naflex(f, length=16, vocabulary=512),
     "naflex-wide": lambda f: naflex(f, patch=3, grid=5, most=25),
     "vit": lambda f: vit(f),
     "vit-odd": lambda f: vit(f, image_size=33, patch=11, activation="gelu_pytorch_tanh"),

@@ -93,6 +93,7 @@ def test_embeddings_loss_and_gradients_equal_the_librarys(folders, case, record_
         error = np.abs(normalize(ours) - normalize(reference[name])).max()
         record_property(name, float(error))
         assert error <= 1e-5, (name, error)
+    assert (ids is None) == (found.settings.model.text is None)
     if ids is not None:
         assert abs(loss - reference["loss"]) <= 1e-6 * max(1.0, abs(reference["loss"]))
     worst = worst_gradient(found, folders / case, reference, gradients)
@@ -101,6 +102,27 @@ def test_embeddings_loss_and_gradients_equal_the_librarys(folders, case, record_
         f"{case}: loss {abs(loss - reference['loss']):.1e}, gradients {worst[0]:.1e} ({worst[1]})"
     )
     assert worst[0] <= 1e-4, worst
+
+
+def test_a_published_size_gives_the_librarys_rows_and_loss(tmp_path):
+    """CLIP ViT-B/32, whole: 151,277,313 parameters, seeded."""
+    script = ROOT / "tests" / "parity" / "peer_weights.py"
+    subprocess.run([PYTHON, script, tmp_path, "clip-b32"], check=True, timeout=1500)
+    found = import_weights(tmp_path / "clip-b32")
+    reference = dict(np.load(tmp_path / "clip-b32" / "reference.npz"))
+    graphdef, state = nnx.split(found.towers)
+    assert sum(leaf.size for leaf in jax.tree.leaves(state)) == 151_277_313
+    pixels, ids = pixels_of(found, reference), jnp.asarray(reference["ids"], jnp.int32)
+    step = jax.jit(lambda state: own_loss(nnx.merge(graphdef, state), pixels, ids))
+    loss, rows = step(state)
+    for name, ours in zip(("image", "text"), rows, strict=True):
+        wanted = reference[name]
+        error = np.abs(ours - wanted).max()
+        print(f"clip-b32: {name} {error:.1e}")
+        assert error <= 1e-5, (name, error)
+        assert np.abs(wanted[0] - wanted[1:]).max(axis=1).min() > 1e-3  # rows that differ
+    print(f"clip-b32: loss {abs(loss - reference['loss']):.1e}")
+    assert abs(loss - reference["loss"]) <= 1e-6 * max(1.0, abs(reference["loss"]))
 
 
 def test_batch_statistics_equal_pytorchs(folders):
