@@ -256,9 +256,12 @@ def read_recipe(workdir: pathlib.Path | str) -> Recipe:
     if not file.is_file():
         raise UserError(f"{workdir} is not the folder of a run: there is no {file}.")
     try:
-        return config_lib.build(Recipe, json.loads(file.read_text()))
-    except json.JSONDecodeError as error:
+        settings = json.loads(file.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{file} is damaged: {error}.") from error
+    if not isinstance(settings, dict):
+        raise UserError(f"{file} is damaged: it holds no settings.")
+    return config_lib.build(Recipe, settings)
 
 
 def write_recipe(workdir: pathlib.Path, recipe: Recipe) -> None:

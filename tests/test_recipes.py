@@ -10,7 +10,7 @@ import pytest
 
 from contrastive import config as config_lib
 from contrastive.data.published import PICTURES
-from contrastive.errors import ConfigError
+from contrastive.errors import ConfigError, UserError
 from contrastive.recipe import check_resumable, load_recipe, read_recipe, write_recipe
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -73,6 +73,13 @@ def test_a_recipe_survives_the_way_through_its_file(tmp_path):
     recipe = load_recipe(str(ROOT / "configs" / "emoji.py:siglip"))
     write_recipe(tmp_path, recipe)
     assert read_recipe(tmp_path) == recipe
+
+
+@pytest.mark.parametrize("content", [b"{", b"null", b"3", b"\xff\xfe\x00"])
+def test_damaged_settings_of_a_run_are_one_sentence(content, tmp_path):
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(UserError, match=r"config\.json is damaged"):
+        read_recipe(tmp_path)
 
 
 @pytest.mark.parametrize(
