@@ -1,6 +1,7 @@
 """The commands of ``contrastive`` and their options. Light: every command builds them all."""
 
 import argparse
+import math
 import pathlib
 from typing import Any
 
@@ -126,7 +127,7 @@ def _add_train(commands: Any) -> None:
     )
     train.add_argument(
         "--restarts",
-        type=int,
+        type=_count,
         default=0,
         metavar="N",
         help="start the run again up to N times when it dies (not after errors that you have to "
@@ -134,7 +135,7 @@ def _add_train(commands: Any) -> None:
     )
     train.add_argument(
         "--restart-wait",
-        type=float,
+        type=_seconds,
         default=1.0,
         metavar="SECONDS",
         help="before the first restart; doubled each time, up to a minute (1)",
@@ -160,14 +161,14 @@ def _add_processes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--process", type=int, metavar="I", help="which one this is, from 0")
     parser.add_argument(
         "--start-timeout",
-        type=float,
+        type=_positive_seconds,
         default=300.0,
         metavar="SECONDS",
         help="how long to wait for all processes (300)",
     )
     parser.add_argument(
         "--lost-after",
-        type=float,
+        type=_positive_seconds,
         default=60.0,
         metavar="SECONDS",
         help="after how long a silence a process counts as lost (60)",
@@ -359,3 +360,26 @@ def _add_workdir(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--workdir", required=True, type=pathlib.Path, help="the folder of a trained run"
     )
+
+
+def _count(text: str) -> int:
+    value = int(text) if text.strip().isdecimal() else -1
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+    return value
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return value
+
+
+def _positive_seconds(text: str) -> float:
+    if not (value := _seconds(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} has to be more than 0 seconds")
+    return value

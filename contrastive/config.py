@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import difflib
 import importlib.util
+import math
 import pathlib
 import traceback
 import types
@@ -93,11 +94,13 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         return build(hint, typing.cast(Group, value), path)
     assert isinstance(hint, type)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        value = float(value) if abs(value) < 2**1000 else math.inf
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise ConfigError(
             f"{path} = {value!r} is a {type(value).__name__}; {hint.__name__} is expected."
         )
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{path} = {value!r} has to be a finite number.")
     return value
 
 

@@ -89,8 +89,13 @@ class Recipe:
         for name in ("total_steps", "batch_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"config.{name} = {getattr(self, name)} has to be at least 1.")
-        if self.seed < 0:
-            raise ConfigError(f"config.seed = {self.seed} cannot be negative.")
+        if self.total_steps >= 2**31:
+            raise ConfigError(
+                f"config.total_steps = {self.total_steps} has to be less than 2^31: steps are "
+                "counted in 32 bits."
+            )
+        if not 0 <= self.seed < 2**32:
+            raise ConfigError(f"config.seed = {self.seed} has to lie between 0 and 2^32 - 1.")
         if self.stop_at is not None and not 0 < self.stop_at <= self.total_steps:
             raise ConfigError(
                 f"config.stop_at = {self.stop_at} has to lie between 1 and config.total_steps = "
@@ -98,10 +103,25 @@ class Recipe:
             )
         if self.average_decay is not None and not 0 < self.average_decay < 1:
             raise ConfigError("config.average_decay has to lie between 0 and 1, or be None.")
+        self._check_length()
         self._check_parts()
         self._check_pixels()
         self._check_proportions()
         self._check_best()
+
+    def _check_length(self) -> None:
+        """The run is long enough for what is asked of its steps."""
+        traced, accumulate = self.train.profiled(), self.optimizer.accumulate
+        if traced is not None and traced.start > self.total_steps:
+            raise ConfigError(
+                f"config.train.profile = {self.train.profile!r} begins after the last step, "
+                f"config.total_steps = {self.total_steps}."
+            )
+        if accumulate > self.total_steps:
+            raise ConfigError(
+                f"config.optimizer.accumulate = {accumulate} batches make an update and the run "
+                f"has config.total_steps = {self.total_steps}: nothing would be learned."
+            )
 
     def _check_parts(self) -> None:
         """Data, model, loss and momentum encoder go with each other."""
@@ -241,9 +261,12 @@ def read_recipe(workdir: pathlib.Path | str) -> Recipe:
     if not file.is_file():
         raise UserError(f"{workdir} is not the folder of a run: there is no {file}.")
     try:
-        return config_lib.build(Recipe, json.loads(file.read_text()))
-    except json.JSONDecodeError as error:
+        settings = json.loads(file.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{file} is damaged: {error}.") from error
+    if not isinstance(settings, dict):
+        raise UserError(f"{file} is damaged: it holds no settings.")
+    return config_lib.build(Recipe, settings)
 
 
 def write_recipe(workdir: pathlib.Path, recipe: Recipe) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from contrastive import config as config_lib
 from contrastive.data.published import PICTURES
-from contrastive.errors import ConfigError
+from contrastive.errors import ConfigError, UserError
 from contrastive.recipe import check_resumable, load_recipe, read_recipe, write_recipe
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -75,6 +75,13 @@ def test_a_recipe_survives_the_way_through_its_file(tmp_path):
     assert read_recipe(tmp_path) == recipe
 
 
+@pytest.mark.parametrize("content", [b"{", b"null", b"3", b"\xff\xfe\x00"])
+def test_damaged_settings_of_a_run_are_one_sentence(content, tmp_path):
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(UserError, match=r"config\.json is damaged"):
+        read_recipe(tmp_path)
+
+
 @pytest.mark.parametrize(
     "override, words",
     [
@@ -89,6 +96,14 @@ def test_a_recipe_survives_the_way_through_its_file(tmp_path):
         ("--config.mesh.data=0", "config.mesh"),
         ("--config.train.profile=4-5", "has to be START:STOP"),
         ("--config.train.profile=9:3", "has to be START:STOP"),
+        ("--config.train.profile=2000:2001", "begins after the last step"),
+        ("--config.optimizer.accumulate=2000", "nothing would be learned"),
+        ("--config.seed=4294967296", "config.seed .* between 0 and"),
+        ("--config.total_steps=3000000000", "config.total_steps .* less than"),
+        ("--config.optimizer.weight_decay=1e999", "weight_decay = inf has to be a finite number"),
+        (f"--config.optimizer.eps=1{'0' * 400}", "config.optimizer.eps = inf has to be a finite"),
+        ("--config.optimizer.multipliers=(('x',1e999),)", r"multipliers.* = inf has to be a fin"),
+        ("--config.optimizer.final_learning_rate=1.0", "is above the peak"),
         ("--config.train.microbatches=0", "config.train.microbatches"),
         ("--config.train.watchdog_seconds=0.0", "config.train.watchdog_seconds"),
         ("--config.train.patience_seconds=-1.0", "config.train.patience_seconds"),

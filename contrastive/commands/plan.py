@@ -3,6 +3,7 @@
 import itertools
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from contrastive.errors import ConfigError
@@ -83,17 +84,25 @@ def rank(plan: Plan) -> tuple[bool, float, int]:
 
 
 def candidates(recipe: Recipe, machine: Topology) -> Any:
-    """Settings to try, the most promising first: all parameters everywhere before cutting them,
-    less computed again before more, larger microbatches before smaller ones."""
+    """Settings to try, the most promising first: the recipe's own cut of the parameters and its
+    chunks before others, then all parameters everywhere before cutting them, less computed again
+    before more, larger microbatches before smaller ones."""
     devices = len(machine.devices)
     fixed = recipe.mesh.slice * recipe.mesh.tensor
-    cuts = [n for n in (1, 4, 16, 64, 256) if fixed > 0 and devices % (fixed * n) == 0]
+    own = recipe.mesh.fsdp, recipe.train.microbatches
+    cuts = [n for n in _first(own[0], (1, 4, 16, 64, 256)) if n > 0 < fixed]
+    cuts = [n for n in cuts if devices % (fixed * n) == 0]
     towers = [
         name for name in TOWERS[recipe.data.pairs] if hasattr(getattr(recipe.model, name), "remat")
     ]
-    for fsdp, count, remat in itertools.product(cuts, (1, 4), REMATS):
+    for fsdp, count, remat in itertools.product(cuts, _first(own[1], (1, 4)), REMATS):
         settings: dict[str, Any] = {f"model.{tower}.remat": remat for tower in towers}
         yield settings | {"train.microbatches": count, "mesh.data": -1, "mesh.fsdp": fsdp}
+
+
+def _first(value: int, others: Sequence[int]) -> list[int]:
+    """``value`` before the others."""
+    return [value, *(n for n in others if n != value)]
 
 
 def _note(text: str) -> None:

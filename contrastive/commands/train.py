@@ -300,7 +300,12 @@ class _Run:
     def _restore(self, state: TrainState) -> tuple[TrainState, int]:
         restored = self.checkpoints.restore(checkpoint.abstract(state))
         if self.metrics is not None:
-            self.metrics.cut(0 if restored is None else restored.position["metrics"])
+            lost = self.metrics.cut(0 if restored is None else restored.position["metrics"])
+            if lost:
+                self.terminal.say(
+                    f"{self.workdir / 'metrics.jsonl'} is {lost:,} bytes shorter than when the "
+                    "checkpoint was saved: numbers of earlier steps are missing there."
+                )
         if restored is not None:
             assert self.loader is not None
             self.loader.restore(restored.position["data"])

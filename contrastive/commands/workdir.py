@@ -5,6 +5,7 @@ import errno
 import fcntl
 import os
 import pathlib
+import re
 import time
 import uuid
 from collections.abc import Iterator
@@ -52,8 +53,14 @@ def opened(workdir: pathlib.Path) -> Iterator[None]:
     """Creates the folder and holds it for this process.
 
     Raises:
-      UserError: It cannot be created or written, or another process trains in it.
+      UserError: It cannot be created or written, another process trains in it, or it is a bucket's
+        address.
     """
+    if found := re.match(r"[A-Za-z][A-Za-z0-9+]+:/", str(workdir)):  # a path has lost the second /
+        raise UserError(
+            f"--workdir={str(workdir).replace(':/', '://', 1)}: a run needs a folder that can be "
+            f"locked and appended to; mount the bucket ({found[0]}/…) and give the folder."
+        )
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         lock = os.open(workdir / ".lock", os.O_RDWR | os.O_CREAT)

@@ -23,6 +23,8 @@ class Chip:
       exact_flops: Operations a second of float32 products without loss of precision.
       unit: The number of chips that share fast links; 0: as many as the topology says.
       side: The most chips along a side of a slice.
+      sides: How many sides a slice has; 0: it has none.
+      most: The most chips that share fast links, in a pod or a node.
     """
 
     name: str
@@ -32,8 +34,10 @@ class Chip:
     link_bandwidth: float
     network_bandwidth: float
     exact_flops: float
+    most: int
     unit: int = 0
     side: int | None = None
+    sides: int = 0
 
 
 def _tpu(
@@ -44,6 +48,7 @@ def _tpu(
     memory: float,
     links: float,
     network: float,
+    most: int,
     side: int | None = None,
 ) -> Chip:
     """``links`` and ``network`` in bits a second; float32 products take six passes of bfloat16."""
@@ -55,7 +60,9 @@ def _tpu(
         link_bandwidth=links / 8,
         network_bandwidth=network / 8,
         exact_flops=flops / 6,
+        most=most,
         side=side,
+        sides=3 if side is None else 2,
     )
 
 
@@ -71,6 +78,7 @@ def _hopper(name: str, mib: int, *, memory: float) -> Chip:
         link_bandwidth=450e9,
         network_bandwidth=50e9,
         exact_flops=67e12,
+        most=8,
         unit=8,
     )
 
@@ -80,13 +88,19 @@ def _hopper(name: str, mib: int, *, memory: float) -> Chip:
 # of a host (v4, v5p, an assumption). Capacity: what the compiler gives a program.
 # GPUs: NVIDIA's data sheets.
 _CHIPS = (
-    _tpu("v4", 30.75, flops=275e12, memory=1228e9, links=2400e9, network=200e9 / 4),
-    _tpu("v5e", 15.75, flops=197e12, memory=819e9, links=1600e9, network=6.4e12 / 256, side=16),
-    _tpu("v5p", 95.73, flops=459e12, memory=2765e9, links=4800e9, network=200e9 / 4),
-    _tpu("v6e", 31.24, flops=918e12, memory=1640e9, links=3584e9, network=25.6e12 / 256, side=16),
+    _tpu("v4", 30.75, flops=275e12, memory=1228e9, links=2400e9, network=200e9 / 4, most=4096),
+    _tpu(
+        "v5e", 15.75, flops=197e12, memory=819e9, links=1600e9, network=6.4e12 / 256, most=256,
+        side=16,
+    ),
+    _tpu("v5p", 95.73, flops=459e12, memory=2765e9, links=4800e9, network=200e9 / 4, most=8960),
+    _tpu(
+        "v6e", 31.24, flops=918e12, memory=1640e9, links=3584e9, network=25.6e12 / 256, most=256,
+        side=16,
+    ),
     _hopper("h100", 81_559, memory=3350e9),
     _hopper("h200", 143_771, memory=4800e9),
-)
+)  # fmt: skip
 
 CHIPS = {chip.name: chip for chip in _CHIPS}
 """Every accelerator that a plan can be made for."""

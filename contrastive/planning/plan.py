@@ -4,6 +4,7 @@ import dataclasses
 import math
 from typing import Any
 
+from contrastive.mesh import BATCH_AXES
 from contrastive.pairs import TOWERS
 from contrastive.planning.chips import Chip
 from contrastive.planning.collectives import Collective, collectives
@@ -162,12 +163,12 @@ def advice(plan: Plan) -> list[str]:
     recipe, sizes = plan.recipe, dict(plan.compiled.mesh.shape)
     over = memory.peak - capacity
     lines = [f"{_gib(over)} too much: {_gib(memory.peak)} are needed, {_gib(capacity)} are there."]
-    replicas = sizes["data"]
-    if memory.state > capacity // 4 and replicas > 1:
-        saved = memory.state - memory.state // replicas
+    fsdp = _largest_cut(recipe, sizes)
+    if memory.state > capacity // 4 and fsdp > sizes["fsdp"]:
+        saved = memory.state - memory.state * sizes["fsdp"] // fsdp
         lines.append(
-            f"config.mesh.fsdp={sizes['fsdp'] * replicas} cuts the state ({_gib(memory.state)} a "
-            f"device) over all of them and saves {_gib(saved)}."
+            f"config.mesh.fsdp={fsdp} cuts the state ({_gib(memory.state)} a device) over so many "
+            f"and saves {_gib(saved)}."
         )
     for tower in TOWERS[recipe.data.pairs]:
         remat = getattr(getattr(recipe.model, tower), "remat", None)
@@ -179,18 +180,29 @@ def advice(plan: Plan) -> list[str]:
     room = capacity - memory.state
     if room > 0:
         parts = math.ceil(growing / room)
-        chunks = recipe.train.microbatches * _power_of_two(parts)
+        chunks = _chunks(recipe, sizes, recipe.train.microbatches * parts)
+        other = "" if chunks is None else f", or config.train.microbatches={chunks},"
         lines.append(
-            f"{_gib(growing)} grow with the batch on a device: {parts} times the devices, or "
-            f"config.train.microbatches={chunks}, would do."
+            f"{_gib(growing)} grow with the batch on a device: {parts} times the devices{other} "
+            "would do."
         )
     else:
         lines.append("The state alone fills the memory: more devices along fsdp are needed.")
     return lines
 
 
-def _power_of_two(least: int) -> int:
-    return 1 << (least - 1).bit_length()
+def _largest_cut(recipe: Recipe, sizes: dict[str, int]) -> int:
+    """The most devices along fsdp, those along data taken for it, that divide every width."""
+    towers = [getattr(recipe.model, tower) for tower in TOWERS[recipe.data.pairs]]
+    widths = [tower.width for tower in towers if hasattr(tower, "width")]
+    cuts = (sizes["fsdp"] * n for n in range(1, sizes["data"] + 1) if sizes["data"] % n == 0)
+    return max(cut for cut in cuts if cut == sizes["fsdp"] or math.gcd(cut, *widths) == cut)
+
+
+def _chunks(recipe: Recipe, sizes: dict[str, int], least: int) -> int | None:
+    """The fewest chunks, at least so many, that divide the rows of a device; None: it has fewer."""
+    rows = recipe.batch_size // math.prod(sizes[axis] for axis in BATCH_AXES)
+    return next((n for n in range(least, rows + 1) if rows % n == 0), None)
 
 
 def _gib(count: int | float) -> str:

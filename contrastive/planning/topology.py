@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import importlib.util
+import math
 import os
 import re
 from typing import Any
@@ -16,6 +17,8 @@ from contrastive.planning.chips import CHIPS, Chip
 from contrastive.planning.quiet import silenced
 
 FORMS = "v5e:16x16, v5p:8x8x8, v5e:16x16*2 (two slices), h100:8x8 (nodes x GPUs) or cpu:8"
+_MOST = 65_536  # devices that are described in reasonable time and memory: more than anyone has
+_MOST_CPU = 1024  # these are threads of this process
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +59,9 @@ def find_topology(name: str) -> Topology:
         )
     if min(*sizes, slices) < 1:
         raise ConfigError(f"--topology={name}: sizes are at least 1.")
+    most = _MOST_CPU if kind == "cpu" else _MOST
+    if math.prod(sizes) * slices > most:
+        raise ConfigError(f"--topology={name}: at most {most:,} devices can be described.")
     if kind == "cpu":
         return _cpu(name, sizes, slices)
     chip = CHIPS[kind]
@@ -88,6 +94,12 @@ def _tpu(name: str, chip: Chip, sizes: tuple[int, ...], slices: int) -> Topology
             f"--topology={name}: a slice of {chip.name} has at most {chip.side} chips a side; "
             f"several slices are written {chip.name}:{chip.side}x{chip.side}*2."
         )
+    if len(sizes) != chip.sides or math.prod(sizes) > chip.most:
+        example = "4x4x8" if chip.sides == 3 else "4x4"
+        raise ConfigError(
+            f"--topology={name}: a slice of {chip.name} has {chip.sides} sides, as in "
+            f"{chip.name}:{example}, and at most {chip.most:,} chips."
+        )
     options: dict[str, Any] = {} if slices == 1 else {"num_slices": slices}
     if chip.name == "v4":  # one device a chip, as JAX has it on v4
         options["chip_config_name"] = "megacore"
@@ -110,6 +122,11 @@ def _tpu(name: str, chip: Chip, sizes: tuple[int, ...], slices: int) -> Topology
 def _gpu(name: str, chip: Chip, sizes: tuple[int, ...], slices: int) -> Topology:
     if len(sizes) != 2 or slices != 1:
         raise ConfigError(f"--topology={name}: of GPUs give nodes x GPUs, as in {chip.name}:8x8.")
+    if sizes[1] > chip.most:
+        raise ConfigError(
+            f"--topology={name}: a node of {chip.name} has at most {chip.most} GPUs; more nodes "
+            f"are written {chip.name}:{math.prod(sizes) // chip.most}x{chip.most}."
+        )
     devices = gpu.devices(name, chip.name, *sizes)
     return Topology(name, chip, devices, chip.capacity_bytes, sizes[1])
 

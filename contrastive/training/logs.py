@@ -71,11 +71,17 @@ class MetricsFile:
         """Bytes written so far, to be kept in the checkpoint."""
         return self._file.tell()
 
-    def cut(self, offset: int) -> None:
-        """Forgets everything after ``offset``: those steps will be done and written again."""
-        if os.path.getsize(self._path) > offset:
+    def cut(self, offset: int) -> int:
+        """Forgets everything after ``offset``: those steps will be done and written again.
+
+        Returns:
+          How many bytes before ``offset`` are not there, because somebody changed the file.
+        """
+        size = os.path.getsize(self._path)
+        if size > offset:
             self._file.truncate(offset)
         self._file.seek(0, os.SEEK_END)
+        return max(offset - size, 0)
 
     def close(self) -> None:
         self._file.close()
@@ -141,7 +147,14 @@ class WandB:
         self._file = workdir / "wandb.json"
         self._known = {"id": uuid.uuid4().hex[:12], "step": 0}
         if self._file.exists():
-            self._known = json.loads(self._file.read_text())
+            try:
+                known = json.loads(self._file.read_text())
+                self._known = {"id": str(known["id"]), "step": int(known["step"])}
+            except (ValueError, TypeError, KeyError) as error:
+                raise UserError(
+                    f"{self._file} is damaged; put the id of the W&B run and its last step there, "
+                    "or delete it to go on under a new W&B run."
+                ) from error
         self._step, self._row = 0, {}
         try:
             self._run = wandb.init(

@@ -133,6 +133,11 @@ class OptimizerConfig:
             raise ConfigError(f"{name} without a cooldown does not use final_learning_rate.")
         if self.timescale_steps is not None and self.schedule != "reciprocal_sqrt":
             raise ConfigError(f"{name} does not use timescale_steps; 'reciprocal_sqrt' does.")
+        if self.final_learning_rate > self.learning_rate:
+            raise ConfigError(
+                f"config.optimizer.final_learning_rate = {self.final_learning_rate:g} is above the "
+                f"peak, config.optimizer.learning_rate = {self.learning_rate:g}."
+            )
         if self.schedule == "reciprocal_sqrt" and not (self.timescale_steps or self.warmup_steps):
             raise ConfigError(f"{name} without a warm-up needs timescale_steps.")
 
@@ -262,9 +267,13 @@ def frozen_mask(config: OptimizerConfig, parameters: Any) -> Any:
     """True for the parameters that ``multipliers`` freezes.
 
     Raises:
-      ConfigError: A pattern matches no parameter.
+      ConfigError: A pattern matches no parameter, or none is left to learn.
     """
     chosen = _matches(config, parameters)
+    if all("/".join(n) in chosen and not chosen["/".join(n)] for n in _names(parameters)):
+        raise ConfigError(
+            "config.optimizer.multipliers freezes every parameter: nothing would be learned."
+        )
     return jax.tree_util.tree_map_with_path(
         lambda path, _: not chosen.get("/".join(path_names(path)), 1.0), parameters
     )

@@ -50,6 +50,17 @@ def test_accelerators_are_known_by_their_device_files(tmp_path):
     assert cli._accelerator_is_here(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "option",
+    ["--restarts=-1", "--restarts=x", "--restart-wait=nan", "--lost-after=0", "--start-timeout=-1"],
+)
+def test_numbers_that_mean_nothing_are_refused(option, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["train", "--config=configs/clip.py:b16", "--workdir=runs/x", option])
+    assert ended.value.code == 2
+    assert option.partition("=")[0] in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_an_unknown_machine_is_one_sentence(capsys, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     options = ["plan", "--config=configs/clip.py:b16", "--topology=v5x:4x4"]

@@ -1,6 +1,7 @@
 """The run's folder: locked, set aside, refused in one sentence."""
 
 import os
+import pathlib
 
 import pytest
 
@@ -46,3 +47,13 @@ def test_what_is_no_run_or_is_running_is_not_moved_away(tmp_path):
             set_aside(tmp_path / "run")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mine", "run"]
     assert [p.name for p in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+
+
+def test_the_address_of_a_bucket_is_refused_and_makes_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with (
+        pytest.raises(UserError, match=r"--workdir=gs://bucket/run: .* mount the bucket"),
+        opened(pathlib.Path("gs://bucket/run")),
+    ):
+        pass
+    assert not list(tmp_path.iterdir())

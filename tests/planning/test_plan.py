@@ -159,6 +159,17 @@ def test_other_advice():
     assert "state alone fills the memory" in lines
 
 
+def test_advice_is_only_what_the_recipe_can_do():
+    """Cuts divide every width and chunks divide the rows of a device."""
+    recipe = small(**{"model.image.width": 66, "model.image.heads": 2, "batch_size": 48})
+    lines = " ".join(advice(make_plan_without_compiling(recipe, peak=40 << 30, state=5 << 30)))
+    assert "config.mesh.fsdp=2 cuts the state" in lines  # 8 devices, but 66 entries
+    assert "4 times the devices, or config.train.microbatches=6, would do" in lines  # of 6 rows
+    lines = " ".join(advice(make_plan_without_compiling(recipe, peak=90 << 30, state=5 << 30)))
+    assert "8 times the devices would do" in lines
+    assert "microbatches" not in lines
+
+
 def make_plan_without_compiling(recipe, peak, state):
     topology = find_topology("cpu:8")
     mesh = make_mesh(recipe.mesh, topology.devices)
@@ -199,6 +210,13 @@ def test_the_refusal_of_the_compiler_is_read():
         pytest.param(
             "v6e:32x32", r"at most 16 chips a side.*v6e:16x16\*2", marks=needs_tpu_compiler
         ),
+        ("cpu:100000", "at most 1,024 devices"),
+        ("v5e:4x4*100000", "at most 65,536 devices"),
+        ("h100:100000x8", "at most 65,536 devices"),
+        ("h100:2x16", "a node of h100 has at most 8 GPUs; more nodes are written h100:4x8"),
+        pytest.param("v5e:4x4x4", "2 sides, as in v5e:4x4", marks=needs_tpu_compiler),
+        pytest.param("v5p:16x16", "3 sides, as in v5p:4x4x8", marks=needs_tpu_compiler),
+        pytest.param("v4:16x16x32", "at most 4,096 chips", marks=needs_tpu_compiler),
         pytest.param("v5e:3x5", "knows no v5e of 3x5", marks=needs_tpu_compiler),
     ],
 )
@@ -247,6 +265,16 @@ def test_a_search_tries_uncut_parameters_first():
     assert found[0]["mesh.fsdp"] == 1
     assert [one["model.image.remat"] for one in found[:3]] == ["none", "dots", "full"]
     assert {one["mesh.fsdp"] for one in found} == {1, 4}
+
+
+def test_a_search_begins_with_the_recipes_own_mesh_and_chunks():
+    recipe = small(**{"mesh.fsdp": 2, "train.microbatches": 8})
+    found = [
+        (one["mesh.fsdp"], one["train.microbatches"])
+        for one in candidates(recipe, find_topology("cpu:8"))
+    ]
+    assert found[:9:3] == [(2, 8), (2, 1), (2, 4)]
+    assert found[9] == (1, 8)
 
 
 @pytest.fixture

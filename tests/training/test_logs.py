@@ -126,3 +126,21 @@ def test_what_wandb_refuses_and_a_missing_package_are_one_sentence(
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UserError, match=r"pip install -e '\.\[wandb\]'"):
         WandB(tmp_path, "p", name="n", config={})
+
+
+@pytest.mark.parametrize("content", ["{", "3", '{"id": "x"}'])
+def test_a_damaged_id_of_wandb_is_one_sentence(pretended, tmp_path, content):
+    (tmp_path / "wandb.json").write_text(content)
+    with pytest.raises(UserError, match=r"wandb\.json is damaged"):
+        WandB(tmp_path, "p", name="n", config={})
+
+
+def test_a_metrics_file_that_has_lost_lines_says_so(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("0123456789\n")
+    file = MetricsFile(path)
+    assert file.cut(11) == 0
+    assert file.cut(14) == 3
+    assert file.cut(5) == 0
+    file.close()
+    assert path.read_text() == "01234"

@@ -118,6 +118,7 @@ def test_clip_norm_bounds_the_gradient():
         {"schedule": "wsd"},
         {"schedule": "constant", "cooldown_steps": 5},
         {"schedule": "constant", "final_learning_rate": 0.1},
+        {"final_learning_rate": 0.1, "learning_rate": 0.01},
         {"schedule": "cosine", "timescale_steps": 5},
         {"schedule": "reciprocal_sqrt", "warmup_steps": 0},
     ],
@@ -322,6 +323,12 @@ def test_frozen_parameters_keep_no_moments_and_do_not_count_in_the_norm():
     np.testing.assert_array_equal(after["image"]["dense"]["kernel"], 1.0)  # nor do they decay
     assert float(after["log_scale"]) == pytest.approx(3.6, rel=1e-5)  # the whole norm is its own
     assert sum(x.size for x in jax.tree.leaves(init(frozen))) < 5
+
+
+def test_nothing_can_learn_is_refused():
+    config = OptimizerConfig(multipliers=(("(image|text)/.*", None), ("log_scale", 0.0)))
+    with pytest.raises(ConfigError, match="freezes every parameter"):
+        init(config)
 
 
 def test_a_pattern_that_matches_nothing_lists_the_names():
