@@ -105,8 +105,9 @@ def _insert(tree, item):
 def test_a_locked_tower_beside_one_whose_layers_decay(imported, shapes_csv, tmp_path):  # noqa: F811
     """One step of gradient descent from imported weights, with a decay of one half and without."""
     common = (
-        "optimizer.multipliers=(('image/.*', None),)", "optimizer.name=sgd", "optimizer.b1=0.0", "optimizer.b2=None",
-        "optimizer.weight_decay=0.0", "optimizer.clip_norm=None", "optimizer.learning_rate=1.0",
+        "optimizer.multipliers=(('image/.*', None),)", "optimizer.name=sgd", "optimizer.b1=0.0",
+        "optimizer.b2=None", "optimizer.weight_decay=0.0", "optimizer.clip_norm=None",
+        "optimizer.learning_rate=1.0",
         "optimizer.warmup_steps=0", "total_steps=1", f"init_from={imported / 'clip'}",
     )  # fmt: skip
     before, moved = parameters_of(imported / "clip"), []
