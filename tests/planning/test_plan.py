@@ -382,8 +382,10 @@ def check_fsdp(rows, parameters, *, fsdp):
 
     assert 0.9 * 2 * parameters < payload("reduce-scatter", "fsdp") < 1.2 * 2 * parameters
     assert 0.9 * 4 * parameters / fsdp < payload("all-reduce", "data") < 1.3 * 4 * parameters / fsdp
+    assert payload("all-reduce", "data", "fsdp") < 0.05 * parameters
     over_parts = [r for r in rows if r["kind"] == "all-reduce" and "fsdp" in r["axes"]]
-    assert sum(row["payload_bytes"] for row in over_parts) < 0.05 * parameters
+    vectors = 0.07 * 4 * parameters  # norms and biases, which are not cut, of a narrow model
+    assert sum(row["payload_bytes"] for row in over_parts) < vectors
     # Gathered in bfloat16 forward and, those of the blocks, by rematerialisation once more.
     assert 3.5 * parameters < payload("all-gather", "fsdp") < 4 * parameters
 
