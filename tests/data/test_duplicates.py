@@ -126,6 +126,7 @@ def measure():
     return run
 
 
+@pytest.mark.slow
 def test_dropped_pairs_are_not_in_the_loss(records, measure):
     """The loss of a batch with duplicates is that of the batch without them; only marked, they
     still count as rows, and not as each other's negatives."""

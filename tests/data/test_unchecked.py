@@ -219,6 +219,7 @@ def test_equal_captions_and_equal_ids_are_equal_content(open_loader, make_record
     assert len(set(ids.values())) == 18
 
 
+@pytest.mark.slow
 def test_rows_of_weight_0_leave_loss_and_gradient_alone(open_loader, spoiled):
     """The loss of a batch with a bad row is the loss of the batch without that row."""
     loader = open_loader(Indexed(spoiled))

@@ -147,6 +147,7 @@ def test_every_loss_takes_pairs_of_texts(name):
         assert 0 <= float(metrics["accuracy/query_to_positive"]) <= 1
 
 
+@pytest.mark.slow
 def test_gradient_caching_and_eight_devices_change_no_gradient():
     loss, config, batch = LossConfig(name="info_nce"), configure(text=DROPPED), batch_of("texts")
     want = slope("texts", config, loss, batch)

@@ -39,6 +39,7 @@ def test_the_head_measures_the_global_batch_in_any_cut():
     assert_close(slope("views", config, SIMCLR, batch, microbatches=2, devices=8), want)
 
 
+@pytest.mark.slow
 def test_batch_normalisation_leaves_out_rows_of_bad_samples():
     config, batch = configure(head=HEAD), batch_of("views", words=True)
     batch["weight"] = np.ones(16, np.float32)

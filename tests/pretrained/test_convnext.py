@@ -73,6 +73,7 @@ def test_large_pictures_are_stretched(copied):
     assert (data.preprocessing, data.image_size) == ("stretch", 384)
 
 
+@pytest.mark.slow
 def test_a_residual_network_is_written_and_read(tmp_path):
     image = ResNetConfig(block="basic", stem=4, widths=(8, 16), depths=(1, 2), statistics="batch")
     data = import_data(tmp_path)

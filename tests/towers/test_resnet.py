@@ -31,6 +31,7 @@ def test_bfloat16_stays_near_float32(config, fill, quick):
     assert error < 0.05
 
 
+@pytest.mark.slow
 def test_statistics_stay(quick):
     """No gradient, no decay: an update leaves them as they are."""
     tower = ResNet(PLAIN, image_size=16, output=16, rngs=nnx.Rngs(0))
