@@ -452,14 +452,9 @@ def test_columns_that_are_missing_are_named(tmp_path):
 
 
 def test_queries_have_a_length_of_their_own(open_loader):
-    records = [
-        {"image": b"", "caption": row["positive"], "keywords": [], "id": -1, "key": row["id"]}
-        | {"query": row["question"], "negatives": row["negatives"]}
-        for row in ROWS
-    ]
-    whole = next(open_loader(InMemorySource(records), batch_size=12)[0])
+    whole = next(open_loader(InMemorySource(records_of(ROWS)), batch_size=12)[0])
     short = dataclasses.replace(CONFIG, query_length=4)  # of six: two words between the markers
-    loader, tokenizer = open_loader(InMemorySource(records), short, batch_size=12)
+    loader, tokenizer = open_loader(InMemorySource(records_of(ROWS)), short, batch_size=12)
     batch = next(loader)
     assert batch["query"].shape == (12, 4)
     assert {tokenizer.decode(row) for row in batch["query"]} == {"what is"}
@@ -486,14 +481,9 @@ def test_lengths_of_queries_that_cannot_be(change, message):
 
 
 def test_prefixes_stand_before_every_text_and_the_positive_may_be_the_query(open_loader):
-    records = [
-        {"image": b"", "caption": row["positive"], "keywords": [], "id": -1, "key": row["id"]}
-        | {"query": row["question"], "negatives": row["negatives"]}
-        for row in ROWS
-    ]
     words = {"query_prefix": "ask: ", "passage_prefix": "say: "}
     config = dataclasses.replace(CONFIG, **words)
-    loader, tokenizer = open_loader(InMemorySource(records), config, batch_size=12)
+    loader, tokenizer = open_loader(InMemorySource(records_of(ROWS)), config, batch_size=12)
     batch = next(loader)
     for row, example in enumerate(batch["example"].tolist()):
         texts = {"query": f"ask: {ROWS[example]['question']}"}
@@ -505,7 +495,7 @@ def test_prefixes_stand_before_every_text_and_the_positive_may_be_the_query(open
             assert text.startswith("say : wrong")
     assert tokenizer.decode(batch["query"][0]).startswith("ask :")  # words of the vocabulary
     twice = dataclasses.replace(CONFIG, query_from="positive", negatives=0)
-    batch = next(open_loader(InMemorySource(records), twice, batch_size=12)[0])
+    batch = next(open_loader(InMemorySource(records_of(ROWS)), twice, batch_size=12)[0])
     np.testing.assert_array_equal(batch["query"], batch["positive"])
 
 

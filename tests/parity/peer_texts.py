@@ -14,13 +14,9 @@ import sys
 
 import numpy as np
 import sentencepiece
-import torch
+import torchvision_operators  # noqa: F401  before anything that imports torchvision
 
 LENGTH = 64
-# torchvision is installed without its compiled operators; importing it needs their declarations.
-_LIBRARY = torch.library.Library("torchvision", "FRAGMENT")
-for _name in ("nms", "qnms"):
-    _LIBRARY.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 def learn(folder, texts):

@@ -12,17 +12,13 @@ import sys
 
 import numpy as np
 import torch
+import torchvision_operators  # noqa: F401  before anything that imports torchvision
 from torch.nn import functional
 
-# torchvision is installed without its compiled operators; importing it needs their declarations.
 SMALL = "--small" in sys.argv
 # width and hidden units of pictures' and of texts' tower, depth, heads, vocabulary, images
 WIDTH, HIDDEN, TEXT_WIDTH, TEXT_HIDDEN = (16, 20, 12, 20) if SMALL else (48, 100, 32, 72)
 DEPTH, HEADS, VOCABULARY, DIM, BATCH = (2, 2, 31, 8, 2) if SMALL else (3, 4, 99, 24, 6)
-
-_LIBRARY = torch.library.Library("torchvision", "FRAGMENT")
-for _name in ("nms", "qnms"):
-    _LIBRARY.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 def shake(model, scale=0.1):
