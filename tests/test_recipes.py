@@ -52,7 +52,7 @@ def test_published_sets_go_with_the_recipes_for_pods(recipe, data):
     found = load_recipe(str(ROOT / "configs" / f"{recipe},{data}")).data
     assert data in found.source
     assert found.kind == ("tfds" if data == "webli" else "webdataset")
-    assert not found.augment.geometric
+    assert found.augment.geometric == recipe.startswith("flip")  # mirrored
 
 
 def test_unknown_sets_and_towers_are_answered_with_the_known():
