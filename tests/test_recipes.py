@@ -30,7 +30,8 @@ RECIPES = (
     *(f"sentence_bert.py:{objective}" for objective in ("softmax", "triplet", "cross", "rank")),
     "ance.py",
     *("dpr.py:debian", "dpr.py:bm25", "dpr.py:wordnet"),
-    *("simclr.py:artists", "simclr.py:augmented", "simclr.py:resnet", "moco.py:v2", "moco.py:v3"),
+    *("simclr.py:artists", "simclr.py:augmented", "simclr.py:resnet", "simclr.py:fashion"),
+    *("moco.py:v2", "moco.py:v3"),
 )
 
 
