@@ -22,6 +22,7 @@ import argparse
 import dataclasses
 import io
 import json
+import os
 import pathlib
 import statistics
 import subprocess
@@ -47,6 +48,7 @@ from contrastive.data.pipeline import BatchLoader, load_tokenizer, open_source
 from contrastive.data.records import Record
 
 HERE = pathlib.Path(__file__).parent
+NICENESS = 10  # of the peers: our loader's threads give way as far by themselves
 PEERS = {  # the Python and the script of each
     "open_clip": (".venv-parity/bin/python", "peer_open_clip_loader.py"),
     "tf.data": (".venv-tf/bin/python", "peer_tf_data_loader.py"),
@@ -181,6 +183,7 @@ class Peer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            preexec_fn=lambda: os.nice(NICENESS),
         )
 
     def ask(self, **request: object) -> float:
