@@ -10,7 +10,9 @@ of 500. Two measurements, in rounds that take turns, medians counted:
 - one thread, one picture after another: decode, random part of (0.9, 1.0), 224 pixels (open_clip:
   its training transform, normalisation included, since it does that there);
 - end to end: our batch loader with two threads on the tars, tokenizer included, and open_clip's own
-  pipeline (webdataset, its transform and tokenizer, DataLoader with two workers);
+  pipeline (webdataset, its transform and tokenizer, DataLoader with two workers). Our loader's
+  threads give way to others (niceness 10), so the peers do here, or a busy machine would favour
+  them;
 - tf.data in the same way, from TFRecords, without a tokenizer.
 
 The peers need environments of their own: `make parity` and the package webdataset there; and
@@ -22,7 +24,6 @@ import argparse
 import dataclasses
 import io
 import json
-import os
 import pathlib
 import statistics
 import subprocess
@@ -48,7 +49,6 @@ from contrastive.data.pipeline import BatchLoader, load_tokenizer, open_source
 from contrastive.data.records import Record
 
 HERE = pathlib.Path(__file__).parent
-NICENESS = 10  # of the peers: our loader's threads give way as far by themselves
 PEERS = {  # the Python and the script of each
     "open_clip": (".venv-parity/bin/python", "peer_open_clip_loader.py"),
     "tf.data": (".venv-tf/bin/python", "peer_tf_data_loader.py"),
@@ -183,7 +183,6 @@ class Peer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            preexec_fn=lambda: os.nice(NICENESS),
         )
 
     def ask(self, **request: object) -> float:

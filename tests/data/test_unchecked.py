@@ -175,6 +175,8 @@ def test_a_run_that_goes_on_counts_what_one_that_never_stopped_has_counted(
     follow(first, 4)
     state = json.loads(json.dumps(first.state()))
     follow(first, 6)  # all are listed when it crashes
+    with open(log, "a") as file:  # by a run that has met it, and will not again
+        file.write('{"index": 5, "key": "key-5", "reason": "decode error", "step": 9}\n')
     second = open_loader(Indexed(records), error_log=log)
     second.restore(state)
     assert (second.skipped(4), second.state()["bad"]) == expected[3]
@@ -184,20 +186,22 @@ def test_a_run_that_goes_on_counts_what_one_that_never_stopped_has_counted(
     assert log.read_text() == (tmp_path / "whole.jsonl").read_text()
 
 
-def test_the_share_of_bad_rows_goes_on_too(open_loader, make_records):
+def test_the_share_of_bad_rows_goes_on_too(open_loader, make_records, tmp_path):
     records = make_records(100)
-    for record in records[::8]:
-        record["image"] = b"x"
-    config = dataclasses.replace(CONFIG, max_bad_share=0.11)
+    for i in (3, 30, 42, 57, 77, 90):
+        records[i]["image"] = b"no picture"
+    config = dataclasses.replace(CONFIG, max_bad_share=0.07)  # nine of 120, at step 12
 
     def stops_at(loader):
-        with pytest.raises(DataError, match="max_bad_share allows 11") as raised:
+        with pytest.raises(DataError, match=r"9 of the 120 .*max_bad_share allows 7") as raised:
             take(loader, 1000)
-        return loader.step, str(raised.value)
+        return loader.step, str(raised.value).partition(" All are listed")[0]
 
-    whole, first = (open_loader(Indexed(records), config) for _ in range(2))
+    whole, first, second = (
+        open_loader(Indexed(records), config, error_log=tmp_path / name)
+        for name in ("whole.jsonl", "data_errors.jsonl", "data_errors.jsonl")
+    )
     take(first, 7)
-    second = open_loader(Indexed(records), config)
     second.restore(json.loads(json.dumps(first.state())))
     assert stops_at(second) == stops_at(whole)
     bad = {"bad": {"0": 7, "1": 5}}
