@@ -7,7 +7,7 @@ import pathlib
 import ftfy
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from contrastive.data import cleaning, vocabulary
@@ -178,6 +178,8 @@ def test_forms_of_texts():
     assert cleaning.lower_form(" A Dog, ÄB! ") == " a dog, äb! "
 
 
+@example("a cat &amp; a dog")
+@example("\x1b[31mred\x1b[0m and\x07 bell")
 @given(st.text(st.sampled_from([chr(i) for i in range(128)])) | st.text(max_size=8))
 def test_texts_that_are_not_given_to_ftfy_are_those_that_it_leaves_as_they_are(text):
     repaired = html.unescape(html.unescape(ftfy.fix_text(text)))
