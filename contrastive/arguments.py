@@ -286,7 +286,10 @@ def _add_mine(commands: Any) -> None:
     )
     _add_config(mine)
     mine.add_argument(
-        "--output", type=pathlib.Path, required=True, help="the JSON Lines file to write"
+        "--output",
+        type=pathlib.Path,
+        required=True,
+        help="the file to write: .jsonl (texts by key) or .npz (numbers of pairs)",
     )
     mine.add_argument(
         "--by", default="bm25", help="what ranks: bm25, or the folder of a trained run (bm25)"

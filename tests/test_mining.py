@@ -1,5 +1,6 @@
 """Hard negatives: what is taken of a ranking, and that the pair's own content never is."""
 
+import dataclasses
 import io
 import json
 
@@ -14,6 +15,7 @@ from contrastive import mining
 from contrastive.commands.mine import JudgeConfig
 from contrastive.commands.mine import mine as mine_command
 from contrastive.data.examples import read_examples
+from contrastive.data.numbered import read_examples_with_negatives, read_numbers
 from contrastive.data.sources import open_source
 from contrastive.errors import ConfigError, UserError
 from contrastive.mining import Corpus, MiningConfig, mine
@@ -142,6 +144,34 @@ def test_bm25_negatives_reach_the_batch_with_their_content_ids(tmp_path):
     ):
         assert [ids[text] for text in negatives] == numbers
         assert own not in numbers
+
+
+def test_numbers_of_samples_say_what_the_texts_say(tmp_path):
+    pytest.importorskip("bm25s")
+    rows = [{**row, "id": "same"} for row in rows_of_animals()]  # numbers need no keys
+    rows.insert(2, {"id": "bad", "query": " ", "positive": "left out"})
+    recipe = recipe_of(tmp_path, rows, max_bad_share=0.5)
+    output, said = tmp_path / "negatives.npz", io.StringIO()
+    assert mine_command(recipe, output, MiningConfig(count=2), stream=said) == 0
+    keyed = [{**row, "id": f"k{i}"} for i, row in enumerate(rows)]
+    texts = tmp_path / "negatives.jsonl"
+    recipe = recipe_of(tmp_path, keyed, max_bad_share=0.5)
+    mine_command(recipe, texts, MiningConfig(count=2), stream=said)
+    by_key = {e["key"]: e["negatives"] for e in map(json.loads, texts.read_text().splitlines())}
+    numbers = read_numbers(str(output))
+    assert len(numbers) == len(rows)
+    assert (numbers[2] == -1).all()
+    assert by_key == {
+        f"k{i}": [rows[j]["positive"] for j in row if j >= 0]
+        for i, row in enumerate(numbers.tolist())
+        if row[0] >= 0
+    }
+    mined = recipe_of(tmp_path, rows, negatives=2, max_bad_share=0.5).data
+    fields = dataclasses.replace(mined.fields, negatives_index=str(output))
+    config = dataclasses.replace(mined, fields=fields)
+    found = read_examples_with_negatives(open_source(config, "train"), config)
+    for i, negatives in zip(found.index.tolist(), found.negatives, strict=True):
+        assert negatives == by_key.get(f"k{i}", [])
 
 
 def test_keys_that_repeat_and_other_pairs_are_refused(tmp_path):

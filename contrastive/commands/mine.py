@@ -51,7 +51,8 @@ def mine(
     stream: Any = sys.stdout,
 ) -> int:
     """Writes JSON Lines ``{"key": ..., "negatives": [...]}``, which
-    ``config.data.fields.negatives_file`` reads.
+    ``config.data.fields.negatives_file`` reads; or where ``output`` ends in .npz the numbers of the
+    samples whose positives they are, which ``config.data.fields.negatives_index`` reads.
 
     Args:
       recipe: Its training pairs are mined, each other's positives being the candidates.
@@ -63,8 +64,8 @@ def mine(
       stream: Where it is said what was done.
 
     Raises:
-      UserError: The recipe has no pairs of texts, these have no keys or keys that repeat, nothing
-        was found, or the file cannot be written.
+      UserError: The recipe has no pairs of texts, these have no keys or keys that repeat (of which
+        numbers have no need), nothing was found, or the file cannot be written.
     """
     data = recipe.data
     if data.pairs != "texts":
@@ -72,13 +73,15 @@ def mine(
             f"config.data.pairs = {data.pairs!r}: hard negatives are mined for pairs of texts."
         )
     source = open_source(data, "train")
-    _check_keys(source, data)
+    by_number = output.suffix == ".npz"
+    if not by_number:
+        _check_keys(source, data)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{output} cannot be written: {error.strerror or error}.") from error
     found = read_examples(source, data)
-    keys = _keys(source, data, found)
+    keys = [] if by_number else _keys(source, data, found)
     corpus = mining.Corpus.of(found.queries, found.captions, found.ids)
     if by == BM25:
         scores = mining.bm25(corpus)
@@ -90,22 +93,47 @@ def mine(
         mined = mining.mine(corpus, scores, config)
     else:
         mined = _judged(corpus, scores, config, judge, devices)
-    lines, total = [], 0
-    for key, negatives in zip(keys, mined, strict=True):
-        total += len(negatives)
-        if negatives:
-            entry = {"key": key, "negatives": [corpus.passages[i] for i in negatives]}
-            lines.append(json.dumps(entry, ensure_ascii=False) + "\n")
-    if not lines:
+    lists = list(mined)
+    if not any(lists):
         raise UserError("no pair has a hard negative within these limits; widen them.")
     with whole_file(output) as path:
-        path.write_text("".join(lines), encoding="utf-8")
+        if by_number:
+            _write_numbers(path, lists, corpus, found, len(source))
+        else:
+            _write_texts(path, lists, corpus, keys)
     print(
-        f"{total:,} negatives for {len(lines):,} of {len(keys):,} pairs, among "
-        f"{len(corpus.passages):,} passages by {by}, written to {output}.",
+        f"{sum(map(len, lists)):,} negatives for {sum(map(bool, lists)):,} of {len(lists):,} pairs,"
+        f" among {len(corpus.passages):,} passages by {by}, written to {output}.",
         file=stream,
     )
     return 0
+
+
+def _write_texts(
+    path: pathlib.Path, lists: Sequence[list[int]], corpus: mining.Corpus, keys: Sequence[str]
+) -> None:
+    lines = [
+        json.dumps({"key": key, "negatives": [corpus.passages[i] for i in own]}, ensure_ascii=False)
+        for key, own in zip(keys, lists, strict=True)
+        if own
+    ]
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def _write_numbers(
+    path: pathlib.Path,
+    lists: Sequence[list[int]],
+    corpus: mining.Corpus,
+    found: Examples,
+    samples: int,
+) -> None:
+    """A row for each sample of the source; of samples with one passage the first stands for it."""
+    _, first = np.unique(corpus.own, return_index=True)
+    numbers = np.full((samples, max(map(len, lists))), -1, np.int64)
+    for sample, own in zip(found.index, lists, strict=True):
+        numbers[sample, : len(own)] = found.index[first[own]]
+    with open(path, "wb") as file:
+        np.savez_compressed(file, negatives=numbers)
 
 
 def _judged(

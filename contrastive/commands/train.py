@@ -1,5 +1,6 @@
 """``contrastive train``: the main job. The same command again resumes."""
 
+import collections
 import contextlib
 import dataclasses
 import json
@@ -410,24 +411,27 @@ class _Run:
 
     def _log(self, step: int, metrics: dict[str, float]) -> None:
         self._measured(step, metrics)
-        self._write(step, metrics | self._data_counts())
+        self._write(step, metrics | self._data_counts(step))
         self.terminal.step(step, metrics)
 
-    def _data_counts(self) -> dict[str, float]:
+    def _data_counts(self, step: int) -> dict[str, float]:
         """Epochs of a mixture's parts; samples that were skipped, if any (by this process)."""
         if not isinstance(self.loader, BatchLoader):
             return {}
         counts = {
             f"data/{name}/{what}": float(number)
-            for name, numbers in self.loader.parts().items()
+            for name, numbers in self.loader.parts(step).items()
             for what, number in numbers.items()
         }
-        if len(self.loader.errors):
-            counts["data/skipped"] = float(len(self.loader.errors))
+        if skipped := self.loader.skipped(step):
+            counts["data/skipped"] = float(skipped)
         return counts
 
     def _save(self, step: int, state: TrainState, data: dict[str, Any]) -> None:
         offset = 0 if self.metrics is None else self.metrics.offset()  # process 0 writes both
+        if "bad" in data:  # each process knows its own part
+            found = self.processes.gather(json.dumps(data["bad"]), "counting bad samples")
+            data = data | {"bad": dict(collections.ChainMap(*map(json.loads, found)))}
         position = {"data": data, "metrics": offset}
         measured = self.newest if self.newest_step == step else {}
         self.checkpoints.save(step, state, position, measured)

@@ -119,17 +119,15 @@ def random_part(
       Left, top, right, bottom.
     """
     assert config.area is not None
-    u = uniform(key, "crop", 4 * _TRIES)[0].reshape(_TRIES, 4)
-    least, most = config.ratio
-    areas = width * height * (config.area[0] + u[:, 0] * (config.area[1] - config.area[0]))
-    ratios = np.exp(math.log(least) + u[:, 1] * (math.log(most) - math.log(least)))
-    widths, heights = np.rint(np.sqrt(areas * ratios)), np.rint(np.sqrt(areas / ratios))
-    fits = (widths >= 1) & (heights >= 1) & (widths <= width) & (heights <= height)
-    if fits.any():
-        i = int(np.argmax(fits))
-        w, h = int(widths[i]), int(heights[i])
-        left, top = int(u[i, 2] * (width - w + 1)), int(u[i, 3] * (height - h + 1))
-        return left, top, left + w, top + h
+    u = uniform(key, "crop", 4 * _TRIES)[0].tolist()
+    (small, large), (least, most) = config.area, config.ratio
+    for share, turn, across, down in zip(*[iter(u)] * 4, strict=True):
+        area = width * height * (small + share * (large - small))
+        ratio = math.exp(math.log(least) + turn * (math.log(most) - math.log(least)))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 1 <= w <= width and 1 <= h <= height:
+            left, top = int(across * (width - w + 1)), int(down * (height - h + 1))
+            return left, top, left + w, top + h
     w = min(width, max(round(height * most), 1))
     h = min(height, max(round(width / least), 1))
     left, top = (width - w) // 2, (height - h) // 2

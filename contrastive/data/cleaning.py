@@ -17,6 +17,8 @@ def clip_form(text: str) -> str:
 
 
 def _repaired(text: str) -> str:
+    if text.isascii() and text.isprintable() and "&" not in text:
+        return text  # there is nothing to repair, which takes longer to find out than all the rest
     import ftfy  # most presets do without
 
     return html.unescape(html.unescape(ftfy.fix_text(text)))

@@ -112,6 +112,9 @@ class FieldsConfig:
     negatives_separator: str | None = None  # between negatives in one text; None = it is only one
     # JSON Lines with more negatives, found by a sample's key: {"key": ..., "negatives": [...]}
     negatives_file: str | None = None
+    # .npz, .parquet or .jsonl: for each pair of the training split, in order, the numbers of other
+    # pairs of it whose positives are its negatives
+    negatives_index: str | None = None
     label: str | None = None  # which of the labels a pair has: its name, or its number from 0
     labels: tuple[str, ...] = ()  # what a pair may be labelled, for losses that tell them apart
     split: str = "split"  # JSON Lines, Parquet, Arrow: names each row's split, where it exists
@@ -495,6 +498,11 @@ class DataConfig:
             )
         if self.mined.every and self.tokenizer.hidden:
             raise ConfigError("config.data.tokenizer.hidden does not go with config.data.mined.")
+        if self.numbered and self.check == "during":
+            raise ConfigError(
+                "config.data.fields.negatives_index needs config.data.check = 'before': the texts "
+                "of other pairs are known only when all have been read."
+            )
         if self.joined and self.tokenizer.hidden:
             raise ConfigError("config.data.tokenizer.hidden has no effect with config.data.joined.")
         if self.negatives < 0:
@@ -515,6 +523,12 @@ class DataConfig:
         """Which part of a picture is taken in training: the crop's, or the stack's."""
         stack = self.stack.stack
         return self.crop if stack is None else CropConfig(area=stack.area)
+
+    @property
+    def numbered(self) -> bool:
+        """Whether negatives are named by numbers of other samples."""
+        every = (self.fields, *(part.fields for part in self.mixture))
+        return any(fields.negatives_index is not None for fields in every)
 
     @property
     def patches(self) -> int:
@@ -550,7 +564,7 @@ class DataConfig:
 
 # What has no effect on a kind of pairs.
 _OF_TEXTS = ("query", "positive", "negatives", "negatives_separator", "negatives_file")
-_OF_TEXTS += ("label", "labels")
+_OF_TEXTS += ("negatives_index", "label", "labels")
 _OF_CAPTIONS = ("caption", "keywords", "keywords_separator", "class_names")
 _OF_PICTURES = (
     "preprocessing",

@@ -119,6 +119,8 @@ def open_records(
       DataError: Files, features or the split are missing, or there is no record.
     """
     where, named = files.of_split(pattern, split)
+    if kind == "array_record":
+        files.check_local(where, "ArrayRecord files", "TFRecord, Parquet or tars")
     paths = files.expand(where, _SUFFIXES[kind])
     try:
         payloads = _OPEN[kind](paths)
@@ -163,6 +165,7 @@ def open_tfds(
       DataError: There is no such builder or split, it cannot be prepared, or its features are
         missing.
     """
+    files.check_local(source.removeprefix("tfds:"), "prepared data sets", "their TFRecord files")
     name, pinned = _name_and_split(source)
     builder = _builder(name, notify)
     known = list(builder.info.splits)

@@ -4,6 +4,7 @@ Local paths go through the operating system; what looks like ``gs://``, ``s3://`
 other protocol goes through fsspec.
 """
 
+import contextlib
 import glob
 import itertools
 import os
@@ -12,7 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from contrastive.errors import DataError
+from contrastive.errors import DataError, first_line
 
 _PROTOCOL = re.compile(r"^[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -22,6 +23,15 @@ _MOST_NAMED = 5
 def is_remote(path: str) -> bool:
     """Whether a path names a protocol."""
     return _PROTOCOL.match(path) is not None
+
+
+def check_local(path: str, what: str, instead: str) -> None:
+    """Raises :class:`DataError` where ``what`` are read by code that knows local files only."""
+    if is_remote(path):
+        raise DataError(
+            f"{path}: {what} are read from local disks only. Mount the bucket, copy them here, or "
+            f"use {instead}, which buckets can hold."
+        )
 
 
 def expand_braces(pattern: str) -> list[str]:
@@ -69,12 +79,10 @@ def expand(pattern: str, suffixes: Sequence[str] = ()) -> list[str]:
     missing: list[str] = []
     for name in expand_braces(pattern):
         name = name if is_remote(name) else os.path.expanduser(name)
-        if any(c in name for c in "*?["):
-            matches = _glob(name)
-        elif _is_dir(name):
-            matches = [n for s in suffixes for n in _glob(f"{name.rstrip('/')}/*{s}*")]
-        else:
-            matches = [name] if exists(name) else []
+        try:
+            matches = _matches(name, suffixes)
+        except OSError as error:
+            raise DataError(f"{name} cannot be looked up: {error.strerror or error}.") from error
         if not matches:
             missing.append(name)
         found += sorted(matches)
@@ -87,27 +95,35 @@ def expand(pattern: str, suffixes: Sequence[str] = ()) -> list[str]:
     return found
 
 
+def _matches(name: str, suffixes: Sequence[str]) -> list[str]:
+    if any(c in name for c in "*?["):
+        return _glob(name)
+    if _is_dir(name):
+        return [n for s in suffixes for n in _glob(f"{name.rstrip('/')}/*{s}*")]
+    return [name] if exists(name) else []
+
+
 def _glob(pattern: str) -> list[str]:
     if not is_remote(pattern):
         return glob.glob(pattern)
     protocol = pattern.partition("://")[0]
-    system, path = _system(pattern)
-    return [f"{protocol}://{name.lstrip('/')}" for name in system.glob(path)]
+    with _remote(pattern) as (system, path):
+        return [f"{protocol}://{name.lstrip('/')}" for name in system.glob(path)]
 
 
 def _is_dir(path: str) -> bool:
     if not is_remote(path):
         return os.path.isdir(path)
-    system, inner = _system(path)
-    return bool(system.isdir(inner))
+    with _remote(path) as (system, inner):
+        return bool(system.isdir(inner))
 
 
 def exists(path: str) -> bool:
     """Whether there is such a file."""
     if not is_remote(path):
         return os.path.exists(path)
-    system, inner = _system(path)
-    return bool(system.exists(inner))
+    with _remote(path) as (system, inner):
+        return bool(system.exists(inner))
 
 
 def stamp(path: str) -> tuple[int, int]:
@@ -115,8 +131,8 @@ def stamp(path: str) -> tuple[int, int]:
     if not is_remote(path):
         status = os.stat(path)
         return status.st_size, status.st_mtime_ns
-    system, inner = _system(path)
-    return int(system.info(inner)["size"]), 0
+    with _remote(path) as (system, inner):
+        return int(system.info(inner)["size"]), 0
 
 
 def read_bytes(path: str) -> bytes:
@@ -127,8 +143,8 @@ def read_bytes(path: str) -> bytes:
     """
     if not is_remote(path):
         return pathlib.Path(path).read_bytes()
-    system, inner = _system(path)
-    return system.cat_file(inner)
+    with _remote(path) as (system, inner):
+        return system.cat_file(inner)
 
 
 def read_at(path: str, offset: int, size: int) -> bytes:
@@ -138,8 +154,8 @@ def read_at(path: str, offset: int, size: int) -> bytes:
       OSError: It cannot be read.
     """
     if is_remote(path):
-        system, inner = _system(path)
-        return system.cat_file(inner, start=offset, end=offset + size)
+        with _remote(path) as (system, inner):
+            return system.cat_file(inner, start=offset, end=offset + size)
     descriptor = os.open(path, os.O_RDONLY)
     try:
         data = os.pread(descriptor, size, offset)
@@ -159,16 +175,16 @@ def fetch(path: str, to: pathlib.Path) -> None:
     Raises:
       OSError: It cannot be read, or the copy not be written.
     """
-    system, inner = _system(path)
-    system.get_file(inner, str(to))
+    with _remote(path) as (system, inner):
+        system.get_file(inner, str(to))
 
 
 def open_binary(path: str) -> Any:
     """A seekable file object of bytes."""
     if not is_remote(path):
         return open(path, "rb")
-    system, inner = _system(path)
-    return system.open(inner, "rb")
+    with _remote(path) as (system, inner):
+        return system.open(inner, "rb")
 
 
 def beside(path: str, name: str) -> str:
@@ -200,16 +216,25 @@ _SPLIT_WORDS = {
 }
 
 
-def _system(path: str) -> tuple[Any, str]:
-    import fsspec
-
+@contextlib.contextmanager
+def _remote(path: str) -> Iterator[tuple[Any, str]]:
+    """The file system of a path, and the path in it. What its library says in errors of its own
+    (no credentials, no such host) becomes an :class:`OSError`, which readers know."""
     try:
-        return fsspec.core.url_to_fs(path)
+        import fsspec
+
+        found = fsspec.core.url_to_fs(path)
     except (ImportError, ValueError) as error:
         raise DataError(
             f"{path}: {error}. Files in buckets need contrastive[remote], or the fsspec package of "
             "that protocol."
         ) from error
+    try:
+        yield found
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(f"{type(error).__name__}: {first_line(error)}") from error
 
 
 def lines(path: str) -> Iterator[bytes]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from contrastive.data import files
 from contrastive.data.config import FieldsConfig
 from contrastive.data.fields import decode_text, encoded
 from contrastive.data.records import DataErrors, Record, SampleError
@@ -82,6 +83,7 @@ def open_folder(
       DataError: There is no such folder or split, no picture in it, or neither text files nor
         inner folders say what the pictures show.
     """
+    files.check_local(source, "folders of pictures", "webdataset tars or Parquet")
     path = pathlib.Path(source.replace("{split}", split)).expanduser()
     named = "{split}" in source
     if not path.is_dir():

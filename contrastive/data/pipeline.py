@@ -35,6 +35,7 @@ from contrastive.data.examples import (
 )
 from contrastive.data.lanes import Lanes
 from contrastive.data.mixture import Mixture
+from contrastive.data.numbered import read_examples_with_negatives
 from contrastive.data.pairs import make_batch
 from contrastive.data.records import IndexedSource, SampleError, Source
 from contrastive.data.sources import open_source
@@ -157,10 +158,12 @@ class BatchLoader(Batches):
         small = len(source) <= _BEFORE or not isinstance(source, IndexedSource)
         small &= not config.stream.lanes
         whole = config.check == "before" or config.views.second == "content"
-        whole |= config.mined.every > 0
+        whole |= config.mined.every > 0 or config.numbered
         if whole or (config.check == "auto" and small):
             log = error_log if process_index == 0 else None
-            self.examples = read_examples(source, config, error_log=log, progress=progress)
+            self.examples = read_examples_with_negatives(
+                source, config, error_log=log, progress=progress
+            )
             self.errors = self.examples.errors
             _check_negatives(self.examples, config)
         else:
@@ -172,7 +175,7 @@ class BatchLoader(Batches):
             )
             if error_log is not None and process_index:
                 error_log = error_log.with_suffix(f".{process_index}{error_log.suffix}")
-            self._account = Account(source, config, error_log)
+            self._account = Account(source, config, error_log, self._rows)
             self.errors = self._account.errors
         self.steps_per_epoch, self.dropped_per_epoch = divmod(len(self.examples), batch_size)
         if not self.steps_per_epoch:
@@ -260,7 +263,7 @@ class BatchLoader(Batches):
         try:
             loaded = next(self._iterator)
             if self._account is not None:
-                self._account.add(len(loaded.batch["example"]), loaded.bad)
+                self._account.add(loaded.bad)
         except BaseException:
             self.close()
             raise
@@ -272,14 +275,42 @@ class BatchLoader(Batches):
         """The epoch that the next batch belongs to."""
         return self.step // self.steps_per_epoch
 
-    def parts(self) -> dict[str, dict[str, int | float]]:
-        """Of a mixture, samples delivered and epochs completed of each part, over all processes."""
+    def state(self) -> dict[str, Any]:
+        """The position. Where samples are checked as they are read, ``bad`` has the number of this
+        part's bad rows so far; those of all parts, taken together, are part of what is restored."""
+        if self._account is None:
+            return super().state()
+        return super().state() | {"bad": {str(self._part[0]): self._account.bad}}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continues with the batch that follows ``state``, and with its count of bad rows; cut into
+        another number of parts, each has an equal share of them.
+
+        Raises:
+          DataError: The state belongs to other data, another seed or another batch size.
+        """
+        super().restore(state)
+        if self._account is not None:
+            (part, parts), bad = self._part, state.get("bad", {})
+            equal = round(sum(bad.values()) / parts)
+            self._account.begin(
+                state["step"], bad.get(str(part), 0) if len(bad) == parts else equal
+            )
+
+    def skipped(self, step: int) -> int:
+        """Samples that were found unusable up to a step, by this process; each once."""
+        return len(self.errors) if self._account is None else self._account.skipped(step)
+
+    def parts(self, step: int | None = None) -> dict[str, dict[str, int | float]]:
+        """Of a mixture, samples delivered up to a step (None: so far) and epochs completed of each
+        part, over all processes."""
         if not isinstance(self._source, Mixture):
             return {}
+        step = self.step if step is None else step
         edges = self._source.starts
         if isinstance(self.examples, Examples):
             edges = np.searchsorted(self.examples.index, edges)
-        return self._source.counts(self.step * self._batch_size, np.diff(edges).tolist())
+        return self._source.counts(step * self._batch_size, np.diff(edges).tolist())
 
     @property
     def fingerprint(self) -> str:

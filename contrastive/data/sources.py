@@ -76,6 +76,7 @@ def _open_mixture(config: DataConfig, split: str) -> Mixture:
 
 def _open_csv(config: DataConfig, split: str, kind: str) -> Source:
     name, named = files.of_split(config.source, split)
+    files.check_local(name, "CSV and TSV files", "JSON Lines or Parquet")
     path = pathlib.Path(name).expanduser()
     if named and split != "train" and not path.exists():
         raise NoSuchSplit(f"There is no file {path}.")

@@ -5,6 +5,7 @@ be bad keeps its place: its row gets weight 0, counts nowhere in the loss, and n
 hosts agree on every batch without talking, and each good sample still comes once an epoch.
 """
 
+import bisect
 import contextlib
 import dataclasses
 import hashlib
@@ -176,40 +177,61 @@ def _fingerprint(source: Source) -> str:
 class Account:
     """Counts the bad samples that batches have met, names each once, and stops above a share.
 
+    It stands at a step, as the loader does: what a run has met after its last checkpoint is
+    forgotten when it goes on from there, and met again.
+
     Args:
       source: Its index may leave samples out already.
       config: The share of bad samples that is allowed.
-      log: Where they are listed, one JSON object a line; what an earlier part of the run has
-        written stays.
+      log: Where they are listed, one JSON object a line, with the step that met them first.
+      rows: Of a batch, in this process.
+
+    Attributes:
+      errors: What is listed.
+      bad: Rows so far that could not be read; a sample counts each time that it comes.
     """
 
-    def __init__(self, source: Source, config: DataConfig, log: pathlib.Path | None) -> None:
-        self._allowed, self._log = config.max_bad_share, log
+    def __init__(
+        self, source: Source, config: DataConfig, log: pathlib.Path | None, rows: int
+    ) -> None:
+        self._allowed, self._log, self._rows = config.max_bad_share, log, rows
         self._needed = min(len(source), _LEAST)
-        self._seen = self._bad = 0
+        self._step, self.bad, self._begun = 0, 0, False
         self.errors = DataErrors()
         if isinstance(source, IndexedSource):
             self.errors.include(source.errors)
             _check_index(source, config)
+        self._of_index = len(self.errors)
         self._named: set[int] = set()
-        if log is not None:
-            self._continue(log)
+        self._steps: list[int] = []  # at which the named ones were met, in order
 
-    def _continue(self, log: pathlib.Path) -> None:
-        known = _read_log(log)
-        self.errors.write(log)
-        for index, entry in known.items():
+    def begin(self, step: int, bad: int) -> None:
+        """Goes on after a step, up to which so many rows were bad: of the log, what was listed up
+        to there stays."""
+        self._step, self.bad, self._begun = step, bad, True
+        if self._log is None:
+            return
+        kept = [entry for entry in _read_log(self._log) if 0 < entry["step"] <= step]
+        self.errors.write(self._log)
+        for entry in sorted(kept, key=lambda entry: entry["step"]):
             key, reason, detail = (str(entry.get(k, "")) for k in ("key", "reason", "detail"))
-            self._name(Bad(index, key, SampleError(reason, detail)))
+            self._name(Bad(entry["index"], key, SampleError(reason, detail)), entry["step"])
 
-    def add(self, rows: int, bad: Sequence[Bad]) -> None:
+    def skipped(self, step: int) -> int:
+        """How many samples were met up to a step that cannot be used, each once, and those that the
+        index leaves out."""
+        return self._of_index + bisect.bisect_right(self._steps, step)
+
+    def add(self, bad: Sequence[Bad]) -> None:
         """Enters a batch.
 
         Raises:
           DataError: Too many samples are bad.
         """
-        self._seen += rows
-        self._bad += len(bad)
+        if not self._begun:
+            self.begin(0, 0)
+        self._step += 1
+        self.bad += len(bad)
         for sample in bad:
             if sample.number not in self._named:
                 if not self._named:
@@ -219,32 +241,35 @@ class Account:
                         sample.key,
                         sample.error,
                     )
-                self._name(sample)
-        limit = self._allowed * max(self._seen, self._needed)
-        if self._bad > limit or self._bad == self._seen >= self._needed:
+                self._name(sample, self._step)
+        seen = self._step * self._rows
+        limit = self._allowed * max(seen, self._needed)
+        if self.bad > limit or self.bad == seen >= self._needed:
             raise DataError(
-                f"{self._bad:,} of the {self._seen:,} samples so far ({self._bad / self._seen:.1%})"
+                f"{self.bad:,} of the {seen:,} samples so far ({self.bad / seen:.1%})"
                 f" cannot be used: {self.errors.summary()}. config.data.max_bad_share allows "
                 f"{self._allowed:.1%}." + (f" All are listed in {self._log}." if self._log else "")
             )
 
-    def _name(self, sample: Bad) -> None:
+    def _name(self, sample: Bad, step: int) -> None:
         self._named.add(sample.number)
+        self._steps.append(step)
         self.errors.add(*sample)
+        self.errors.entries[-1]["step"] = step
         if self._log is not None:
             with open(self._log, "a", encoding="utf-8") as file:
                 file.write(json.dumps(self.errors.entries[-1], ensure_ascii=False) + "\n")
 
 
-def _read_log(log: pathlib.Path) -> dict[int, dict[str, str | int]]:
-    """What an earlier part of the run has listed, by index."""
-    known: dict[int, dict[str, str | int]] = {}
+def _read_log(log: pathlib.Path) -> list[dict[str, Any]]:
+    """What an earlier part of the run has listed of samples that it has met."""
+    known: list[dict[str, Any]] = []
     with contextlib.suppress(FileNotFoundError), open(log, encoding="utf-8") as file:
         for line in file:
             with contextlib.suppress(ValueError):  # a line may be cut short by a crash
                 entry = json.loads(line)
-                if entry.get("index", -1) >= 0:
-                    known[int(entry["index"])] = entry
+                if isinstance(entry.get("step"), int) and entry.get("index", -1) >= 0:
+                    known.append(entry)
     return known
 
 

@@ -10,7 +10,9 @@ of 500. Two measurements, in rounds that take turns, medians counted:
 - one thread, one picture after another: decode, random part of (0.9, 1.0), 224 pixels (open_clip:
   its training transform, normalisation included, since it does that there);
 - end to end: our batch loader with two threads on the tars, tokenizer included, and open_clip's own
-  pipeline (webdataset, its transform and tokenizer, DataLoader with two workers);
+  pipeline (webdataset, its transform and tokenizer, DataLoader with two workers). Our loader's
+  threads give way to others (niceness 10), so the peers do here, or a busy machine would favour
+  them;
 - tf.data in the same way, from TFRecords, without a tokenizer.
 
 The peers need environments of their own: `make parity` and the package webdataset there; and

@@ -7,6 +7,7 @@ in lines of JSON. It imports nothing of this project. It needs the package webda
 import glob
 import io
 import json
+import os
 import sys
 import tarfile
 import time
@@ -77,6 +78,7 @@ def main() -> None:
         if request["what"] == "transform":
             rate = transform_rate(transform, encoded(folder, request["count"]))
         else:
+            os.setpriority(os.PRIO_PROCESS, 0, 10)  # as the threads of the other side
             rate = loader_rate(folder, transform, tokenizer, request["batch"], request["batches"])
         print(json.dumps({"rate": rate}), flush=True)
 

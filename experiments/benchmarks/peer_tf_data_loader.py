@@ -102,6 +102,7 @@ def main() -> None:
         if request["what"] == "transform":
             rate = transform_rate(paths, request["count"])
         else:
+            os.setpriority(os.PRIO_PROCESS, 0, 10)  # as the threads of the other side
             rate = loader_rate(paths, request["batch"], request["batches"])
         print(json.dumps({"rate": rate}), flush=True)
 

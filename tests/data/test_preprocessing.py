@@ -131,6 +131,17 @@ def test_random_parts_have_the_area_and_ratio_that_are_set():
     assert random_part(100, 10, keys[:1], narrow) == (43, 0, 56, 10)
 
 
+def test_random_parts_stay_what_they_were():
+    keys, config = example_keys(7, np.arange(4)), CropConfig(area=(0.08, 1.0))
+    found = [random_part(500, 480, keys[i : i + 1], config) for i in range(4)]
+    assert found == [
+        (130, 103, 390, 329),
+        (83, 13, 393, 321),
+        (138, 40, 469, 303),
+        (23, 58, 425, 475),
+    ]
+
+
 @pytest.mark.parametrize(
     "fields,words",
     [
@@ -240,6 +251,14 @@ def test_scaled_decoding_leaves_most_of_the_wanted_pixels(side, eighths, monkeyp
     fast.read(data, [lambda w, h: ((0, 0, w, h), 96)])
     scaled = tuple(-(-n * eighths // 8) for n in (side + 7, side))
     assert seen == [scaled, (side + 7, side)]
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 7), (7, 1), (33, 65), (224, 224)])
+def test_the_fourth_byte_is_dropped_and_no_other(shape):
+    pixels = np.random.default_rng(0).integers(0, 256, (*shape, 4), np.uint8)
+    np.testing.assert_array_equal(fast._without_fourth(pixels), pixels[..., :3])
+    part = pixels[shape[0] // 3 :, shape[1] // 3 :]
+    np.testing.assert_array_equal(fast._without_fourth(part), part[..., :3])
 
 
 @needs_fast

@@ -148,6 +148,73 @@ def test_bad_samples_are_listed_once_over_resumptions(open_loader, spoiled, tmp_
     assert {e for e in listed(tmp_path / "data_errors.1.jsonl") if e[0] >= 0} < set(expected)
 
 
+def test_a_run_that_goes_on_counts_what_one_that_never_stopped_has_counted(
+    open_loader, make_records, tmp_path
+):
+    """Also what was met after the checkpoint, before a crash, is met and counted again."""
+    records = make_records(100)
+    for i in (3, 30, 42, 57, 77, 90):
+        records[i]["image"] = b"no picture"
+
+    def follow(loader, steps):
+        found = []
+        for _ in range(steps):
+            next(loader)
+            found.append((loader.skipped(loader.step), loader.state()["bad"]))
+        return found
+
+    whole = open_loader(Indexed(records), error_log=tmp_path / "whole.jsonl")
+    expected = follow(whole, 25)
+    assert len({count for count, _ in expected[:10]}) > 3
+    assert [count for count, _ in expected[10:]] == [6] * 15  # each once
+    assert [bad["0"] for _, bad in expected[9::10]] == [6, 12]  # rows, in every epoch
+    assert [whole.skipped(step) for step in range(1, 26)] == [count for count, _ in expected]
+
+    log = tmp_path / "data_errors.jsonl"
+    first = open_loader(Indexed(records), error_log=log)
+    follow(first, 4)
+    state = json.loads(json.dumps(first.state()))
+    follow(first, 6)  # all are listed when it crashes
+    with open(log, "a") as file:  # by a run that has met it, and will not again
+        file.write('{"index": 5, "key": "key-5", "reason": "decode error", "step": 9}\n')
+    second = open_loader(Indexed(records), error_log=log)
+    second.restore(state)
+    assert (second.skipped(4), second.state()["bad"]) == expected[3]
+    assert follow(second, 21) == expected[4:]
+    assert log.read_text() == (tmp_path / "whole.jsonl").read_text()
+    assert follow(open_loader(Indexed(records), error_log=log), 25) == expected  # from the start
+    assert log.read_text() == (tmp_path / "whole.jsonl").read_text()
+
+
+def test_the_share_of_bad_rows_goes_on_too(open_loader, make_records, tmp_path):
+    records = make_records(100)
+    for i in (3, 30, 42, 57, 77, 90):
+        records[i]["image"] = b"no picture"
+    config = dataclasses.replace(CONFIG, max_bad_share=0.07)  # nine of 120, at step 12
+
+    def stops_at(loader):
+        with pytest.raises(DataError, match=r"9 of the 120 .*max_bad_share allows 7") as raised:
+            take(loader, 1000)
+        return loader.step, str(raised.value).partition(" All are listed")[0]
+
+    whole, first, second = (
+        open_loader(Indexed(records), config, error_log=tmp_path / name)
+        for name in ("whole.jsonl", "data_errors.jsonl", "data_errors.jsonl")
+    )
+    take(first, 7)
+    second.restore(json.loads(json.dumps(first.state())))
+    assert stops_at(second) == stops_at(whole)
+    bad = {"bad": {"0": 7, "1": 5}}
+    halves = [
+        open_loader(Indexed(records), config, process_index=i, process_count=2) for i in range(2)
+    ]
+    for i, half in enumerate(halves):
+        half.restore(whole.state() | {"step": 8} | bad)
+        assert half.state()["bad"] == {str(i): (7, 5)[i]}
+        half.restore(whole.state() | {"step": 8} | {"bad": {"0": 12}})
+        assert half.state()["bad"] == {str(i): 6}
+
+
 def test_B01_too_many_bad_samples_stop_the_run(open_loader, make_records, tmp_path):
     records = make_records(100)
     for record in records[::3]:

@@ -1,10 +1,14 @@
 """Published models' tokenizers: their ids, their padding, and what they do to a text first."""
 
+import html
 import json
 import pathlib
 
+import ftfy
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from contrastive.data import cleaning, vocabulary
 from contrastive.data.config import DataConfig, TokenizerConfig
@@ -172,6 +176,14 @@ def test_forms_of_texts():
     assert cleaning.unpunctuated_form("A_Dog,  don't (stop)\n") == "adog dont stop"
     assert cleaning.open_clip_form("A_Dog &amp; caf\u00c3\u00a9\n") == "a dog café"
     assert cleaning.lower_form(" A Dog, ÄB! ") == " a dog, äb! "
+
+
+@example("a cat &amp; a dog")
+@example("\x1b[31mred\x1b[0m and\x07 bell")
+@given(st.text(st.sampled_from([chr(i) for i in range(128)])) | st.text(max_size=8))
+def test_texts_that_are_not_given_to_ftfy_are_those_that_it_leaves_as_they_are(text):
+    repaired = html.unescape(html.unescape(ftfy.fix_text(text)))
+    assert cleaning.clip_form(text) == " ".join(repaired.split()).lower()
 
 
 def test_vocabulary_files_of_ones_own(tmp_path):
