@@ -1,8 +1,8 @@
 """Which collectives of a scheduled program are on their way while the chip computes.
 
 One that is begun and ended apart (``…-start`` and ``…-done``; on TPU also a fusion that begins it,
-fusions that carry it on, and one that ends it) lets the instructions between the two run. Whether it
-hides behind them is a matter of time; that there are products between them is a matter of the
+fusions that carry it on, and one that ends it) lets the instructions between the two run. Whether
+it hides behind them is a matter of time; that there are products between them is a matter of the
 program, and can be read.
 """
 
@@ -69,7 +69,7 @@ def _channel(module: Module, fusion: Instruction) -> str | None:
 
 def _products(module: Module, instruction: Instruction) -> int:
     """Products that an instruction runs."""
-    if instruction.opcode in _PRODUCTS:
+    if instruction.opcode in _PRODUCTS or "__cublas" in instruction.rest:
         return 1
     key = {"fusion": "calls", "while": "body", "call": "to_apply"}.get(instruction.opcode)
     inside = module.computations.get(instruction.called(key) or "", {}) if key else {}

@@ -70,6 +70,49 @@ def test_one_goes_on_as_several_which_evaluate_as_one_does(new_run, tiny_faulty,
         )
 
 
+MESHES = {  # of two processes with four devices each: what is cut between them
+    "fsdp": {"fsdp": 8},
+    "fsdp, tensor inside": {"fsdp": 4, "tensor": 2},
+    "tensor": {"tensor": 8},
+    "data, fsdp and tensor inside": {"fsdp": 2, "tensor": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def transformers(tiny_faulty):
+    """Two transformers whose widths and heads divide over eight devices, for 20 steps."""
+    config = tiny_faulty.copy_and_resolve_references()
+    tower = {"width": 32, "heads": 8, "depth": 2, "dropout": 0.1}
+    config.model.image = {"kind": "vit", "patch_size": 8, **tower}
+    config.model.text = {"kind": "transformer", **tower}
+    config.loss = {"name": "clip", "exchange": "ring"}
+    config.total_steps, config.batch_size = 20, 16
+    return config
+
+
+@pytest.fixture(scope="module")
+def on_one_device(new_run, transformers):
+    run = new_run(transformers)
+    run.train()
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES)
+def test_twenty_steps_of_two_processes_with_cut_parameters(
+    new_run, transformers, on_one_device, mesh
+):
+    run = new_run(transformers)
+    options = [f"--config.mesh.{axis}={size}" for axis, size in MESHES[mesh].items()]
+    said = finish(run.start_several(2, *options, devices=4), [0, 0])
+    assert "on 8 cpu device(s) in 2 processes, 4 in this one" in said[0]
+    assert len(run.lines()) == 20
+    assert abs(losses(run)[0] - losses(run)[-1]) > 0.01  # something is learned
+    np.testing.assert_allclose(losses(run), losses(on_one_device), rtol=2e-5)
+    if mesh != "tensor":  # there both hold, and deliver, all rows
+        assert run.ids() == on_one_device.ids()
+
+
 @pytest.mark.slow
 def test_two_processes_pass_over_a_damaged_checkpoint_together(new_run, tiny_faulty, whole, tried):
     tried("truncated checkpoint, two processes")
