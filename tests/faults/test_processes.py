@@ -1,5 +1,6 @@
 """Two real processes train one model: as one would, stop together, and end when one is lost."""
 
+import errno
 import os
 import pathlib
 import signal
@@ -9,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from contrastive.errors import ConfigError, UserError
+from contrastive.errors import ConfigError, StorageError, UserError, of_storage
 from contrastive.processes import LOST, LostProcess, Processes
 from contrastive.rendezvous import (
     Launch,
@@ -331,3 +332,27 @@ def test_alone_nothing_waits():
 
 def _fail():
     raise UserError("mine")
+
+
+def test_what_fails_in_one_process_ends_all_with_its_own_status(monkeypatch):
+    """So that the supervisor of each does the same: a full disk is tried again, a typo is not."""
+    several = Processes(0, 2)
+    monkeypatch.setattr(several, "gather", lambda text, what: ["", text])
+    for kind, status in ((StorageError, 74), (ConfigError, 2)):
+        with pytest.raises(UserError, match=r"process 1 on .*: full") as caught:
+            several.together(lambda kind=kind: _raise(kind("full")), "writing")
+        assert caught.value.status == status
+
+
+def _raise(error):
+    raise error
+
+
+@pytest.mark.parametrize(
+    "number, status",
+    [("ENOSPC", 74), ("EDQUOT", 74), ("EIO", 74), ("EACCES", 2), ("EROFS", 2), ("ENOENT", None)],
+)
+def test_which_errors_of_the_file_system_may_pass(number, status):
+    known = of_storage(OSError(getattr(errno, number), "no", "a.txt"))
+    assert status == (None if known is None else known.status)
+    assert known is None or str(known) == "no: a.txt."

@@ -75,9 +75,8 @@ def test_checkpoints_that_are_damaged_while_the_run_is_down(
     assert_unharmed(run, whole)
 
 
-def test_no_good_checkpoint_is_left_to_a_person(new_run, tiny_faulty, tried, tmp_path):
+def test_no_good_checkpoint_is_left_to_a_person(new_run, tiny_faulty, tmp_path):
     """Never from step 0 in silence, and not tried again: no restart would change it."""
-    tried("all checkpoints damaged")
     run = new_run(tiny_faulty)
     gate = {"kind": "wait", "at": 5, "for": str(tmp_path / "never")}
     supervisor = run.start("--restarts=9", "--restart-wait=0", faults=[gate])
