@@ -22,7 +22,7 @@ from contrastive.commands.best import check_best
 from contrastive.commands.evaluate import LISTS, NUMBERS, is_evaluated, save_evaluation
 from contrastive.data.pipeline import BatchLoader, open_batches, open_source
 from contrastive.data.tokenizer import Tokenizer, load_tokenizer
-from contrastive.errors import ConfigError, DataError, StorageError
+from contrastive.errors import ConfigError, DataError, StorageError, UserError
 from contrastive.evaluation.suite import evaluate, format_table
 from contrastive.inference import Model, build_towers
 from contrastive.launching import record as record_lib
@@ -220,13 +220,13 @@ class _Run:
         return 0
 
     @contextlib.contextmanager
-    def _read_before(self) -> Iterator[None]:
+    def _read_before(self, *others: type[UserError]) -> Iterator[None]:
         """Data that a run has trained on and that is not there now is a fault of the machine: it
         may come back. Before the first step it is a wrong path, which only a person can put right.
         """
         try:
             yield
-        except DataError as error:
+        except (DataError, *others) as error:
             if not self.begun:
                 raise
             raise StorageError(f"{error} The run was trained on this data before.") from error
@@ -289,7 +289,7 @@ class _Run:
     def _tokenizer(self) -> Tokenizer:
         if self.recipe.init_from is not None and self.processes.first:
             take_tokenizer(pathlib.Path(self.recipe.init_from), self.workdir)
-        with self._read_before():
+        with self._read_before(ConfigError):  # a folder that is not there has no format
             self.source = open_source(self.recipe.data, "train")
         return load_tokenizer(self.recipe.data, self.source, self.workdir)
 
