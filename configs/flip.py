@@ -7,7 +7,8 @@
 Li et al., Scaling Language-Image Pre-training via Masking, 2023 (https://arxiv.org/abs/2212.00794).
 The argument chooses the image tower: ``b16``, ``l16``, ``l14`` or ``h14``. 65,536 pairs a step,
 12.8 billion in all (32 epochs of LAION-400M), with half of the patches of each picture, others in
-each step; learning rate 4e-6 for every 256 pairs of a batch. ``-unmasked`` goes on from
+each step; learning rate 4e-6 for every 256 pairs of a batch; a learned temperature from .01, as in
+the authors' code (https://github.com/facebookresearch/flip). ``-unmasked`` goes on from
 ``runs/flip-SIZE`` for 0.32 epochs at a hundredth of the rate with all patches. Evaluation always
 sees all patches.
 
@@ -45,6 +46,7 @@ def get_config(argument: str = "l16") -> ConfigDict:
     if data:
         config.name += f"-{data}"
         config.data.update(pictures(data, reading="clip"))
+        config.data.update({"crop": {"area": (0.5, 1.0)}, "augment": {"flip": 0.5}})
         config.data.tokenizer.preset = "bert"
 
     # bfloat16 computation, float32 parameters; of a block only what enters it is kept
@@ -55,11 +57,12 @@ def get_config(argument: str = "l16") -> ConfigDict:
 
     config.loss = ConfigDict()
     config.loss.name = "clip"
+    config.loss.scale_init = 100.0
     config.loss.exchange = "ring"  # the logit matrix is never whole anywhere
 
     config.optimizer = ConfigDict()
     config.optimizer.learning_rate = (4e-8 if tunes else 4e-6) * config.batch_size / 256
-    config.optimizer.warmup_steps = 400 if tunes else 800
+    config.optimizer.warmup_steps = 391  # 20 epochs of ImageNet
     config.optimizer.weight_decay = 0.2
     config.optimizer.b2 = 0.95
 

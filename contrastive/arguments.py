@@ -221,6 +221,13 @@ def _add_evaluate(commands: Any) -> None:
         "--search", choices=("exact", "approx", "faiss"), help="how knn finds neighbours (exact)"
     )
     evaluate.add_argument(
+        "--baselines",
+        action="store_true",
+        default=None,
+        help="beside probes, similarity and information_retrieval the same with an untrained twin, "
+        "and beside probes with raw pixels",
+    )
+    evaluate.add_argument(
         "--precision",
         nargs="+",
         choices=_PRECISIONS,

@@ -319,7 +319,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     if options.precision or options.dims:
         return _evaluate_compressed(path, options)
     names = ("data", "name", "split", "classes", "templates", "form", "query_prompt",
-             "passage_prompt", "without_self", "most", "shots", "search")  # fmt: skip
+             "passage_prompt", "without_self", "most", "shots", "search", "baselines")  # fmt: skip
     given = {name: getattr(options, name) for name in names}
     given["shots"] = options.shots and tuple(options.shots)
     settings = parse_options(given)

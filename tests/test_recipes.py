@@ -25,7 +25,8 @@ RECIPES = (
     *("lit.py:b16", "lit.py:l16", "lit.py:b16,cc12m", "flip.py:b16", "flip.py:l16", "flip.py:l14"),
     *("flip.py:h14", "flip.py:l16-unmasked", "flip.py:l14,laion400m"),
     *("mnrl.py:transformer,cls", "mnrl.py:minilm", "mnrl.py:minilm,last"),
-    *("mnrl.py:bag", "mnrl.py:transformer", "e5.py", "gte.py", "simcse.py:unsup", "simcse.py:sup"),
+    *("mnrl.py:bag", "mnrl.py:transformer", "e5.py", "gte.py"),
+    *("simcse.py:unsup", "simcse.py:unsup,transformer", "simcse.py:sup"),
     *(f"sentence_bert.py:{objective}" for objective in ("softmax", "triplet", "cross", "rank")),
     "ance.py",
     *("dpr.py:debian", "dpr.py:bm25", "dpr.py:wordnet"),
@@ -52,7 +53,7 @@ def test_published_sets_go_with_the_recipes_for_pods(recipe, data):
     found = load_recipe(str(ROOT / "configs" / f"{recipe},{data}")).data
     assert data in found.source
     assert found.kind == ("tfds" if data == "webli" else "webdataset")
-    assert not found.augment.geometric
+    assert found.augment.geometric == recipe.startswith("flip")  # mirrored
 
 
 def test_unknown_sets_and_towers_are_answered_with_the_known():

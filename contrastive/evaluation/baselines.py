@@ -6,7 +6,9 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Float32, Int, UInt8
+from PIL import Image
+from PIL.Image import Resampling
 from scipy import sparse
 
 
@@ -51,6 +53,26 @@ def raw_pixel_scores(
         nearest = np.minimum.reduceat(distance, starts, axis=1)
         scores[start : start + block, present] = -nearest
     return scores
+
+
+class RawPixels:
+    """Encodes a picture as its own pixels, stretched to ``size × size`` and of unit length: what
+    probes of a model have to beat.
+
+    Args:
+      size: Edge in pixels.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def encode_image(self, images: Sequence[Image.Image]) -> Float32[np.ndarray, "images dim"]:
+        """Unit rows, ``dim = 3 size²``; a black picture has a row of zeros."""
+        small = [
+            x.convert("RGB").resize((self.size, self.size), Resampling.BICUBIC) for x in images
+        ]
+        rows = _flat(np.stack([np.asarray(x) for x in small]))
+        return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-6)
 
 
 def _flat(pictures: np.ndarray) -> np.ndarray:

@@ -34,6 +34,9 @@ _COMPARED = (
     "uniformity",
     "accuracy",
     "mrr",
+    "ndcg",
+    "spearman",
+    "pearson",
 )
 
 
@@ -159,8 +162,8 @@ def _evaluate_others(
         twin = model.untrained(UNTRAINED_SEED)
         unlearned = "tf_idf" if recipe.data.pairs == "texts" else "raw_pixels"
         for one in sets:
-            results.add(_compared(one.measure(twin, compare), "random_init"), one.name)
-            results.add(_compared(one.baseline(), unlearned), one.name)
+            results.add(compared(one.measure(twin, compare), "random_init"), one.name)
+            results.add(compared(one.baseline(), unlearned), one.name)
     return Measured(dict(sorted(results.items())), results.each, results.drawn)
 
 
@@ -216,7 +219,7 @@ def _untrained(
     results: dict[str, Any] = {}
     for one in sets:
         found = evaluate_set(twin, encode_text, classes, one, config, devices)
-        results |= _prefixed(one.name, _compared(found, "random_init"))
+        results |= _prefixed(one.name, compared(found, "random_init"))
     return results
 
 
@@ -240,12 +243,12 @@ def _raw_pixels(sets: Sequence[EvaluationSet], known: KnownPictures) -> dict[str
             for task, (matrix, query_ids, gallery_ids) in ways.items():
                 ranks = rank_scores(matrix, query_ids, gallery_ids)
                 found = retrieval.summarise(ranks, query_ids, gallery_ids)
-                results |= _prefixed(f"{one.name}/{task}", _compared(found, "raw_pixels"))
+                results |= _prefixed(f"{one.name}/{task}", compared(found, "raw_pixels"))
         if one.classes is not None and one.labels is not None:
             labels = np.array(sorted(one.classes), np.int32)
             scores = raw_pixel_scores(one.images, known.images, known.labels, labels)
             found = zero_shot.score_metrics(scores, one.labels, labels)
-            results |= _prefixed(f"{one.name}/zero_shot", _compared(found, "raw_pixels"))
+            results |= _prefixed(f"{one.name}/zero_shot", compared(found, "raw_pixels"))
     return results
 
 
@@ -253,7 +256,8 @@ def _prefixed(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{prefix}/{name}": float(value) for name, value in values.items()}
 
 
-def _compared(values: Mapping[str, Any], baseline: str) -> dict[str, Any]:
+def compared(values: Mapping[str, Any], baseline: str) -> dict[str, Any]:
+    """The metrics that baselines are compared in, as ``METRIC_BASELINE``."""
     kept = {}
     for path, value in values.items():
         metric = path.rpartition("/")[2]

@@ -38,12 +38,16 @@ TITLES = {
     "triplets": "nearer than a negative",
 }
 # What is shown of the tasks that have no table of their own.
+_BESIDE = ("top1_random_init", "top1_raw_pixels")
 _SHOWN = {
-    "knn": ("top1", "top1_low", "top1_high"),
-    "linear_probe": ("top1", "top1_low", "top1_high"),
+    "knn": ("top1", "top1_low", "top1_high", *_BESIDE),
+    "linear_probe": ("top1", "top1_low", "top1_high", *_BESIDE),
     "few_shot": ("top1@",),
-    "information_retrieval": ("ndcg@10", "mrr@10", "map", "recall@10", "recall@100"),
-    "similarity": ("spearman", "pearson"),
+    "information_retrieval": (
+        *("ndcg@10", "mrr@10", "map", "recall@10", "recall@100"),
+        "ndcg@10_random_init",
+    ),
+    "similarity": ("spearman", "pearson", "spearman_random_init"),
     "pair_classification": ("average_precision", "f1", "accuracy"),
     "bitext": ("accuracy", "accuracy_back", "f1"),
     "classification": ("accuracy", "accuracy_chance", "accuracy_majority", "accuracy_random_init"),

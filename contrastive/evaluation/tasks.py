@@ -18,6 +18,7 @@ from contrastive.data.config import DataConfig
 from contrastive.data.sources import open_source
 from contrastive.errors import ConfigError, DataError, NoSuchSplit, UserError
 from contrastive.evaluation import probes, retrieval, shape, zero_shot
+from contrastive.evaluation.baselines import RawPixels
 from contrastive.evaluation.bitext import bitext_metrics
 from contrastive.evaluation.class_sets import ClassSet, class_set
 from contrastive.evaluation.information_retrieval import information_retrieval_metrics
@@ -26,7 +27,7 @@ from contrastive.evaluation.neighbours import Method
 from contrastive.evaluation.pictures import EncodedPictures, encode_source
 from contrastive.evaluation.relevance import Relevance
 from contrastive.evaluation.similarity import pair_classification_metrics, similarity_metrics
-from contrastive.evaluation.suite import digest
+from contrastive.evaluation.suite import UNTRAINED_SEED, compared, digest
 from contrastive.evaluation.text_files import read_judged, read_pairs
 from contrastive.mesh import Devices
 from contrastive.towers import Role
@@ -36,6 +37,7 @@ _log = logging.getLogger(__name__)
 _ENDING = re.compile(
     r"(?<=.)(\.(jsonl?|[tc]sv|txt|parquet|arrow|tar|tfrecord|array_?record|gz))+$", re.IGNORECASE
 )
+PIXELS = 32  # edge of the pictures whose pixels probes are compared with
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,7 @@ class TaskOptions:
     most: int | None = None  # pictures at most, evenly spaced
     shots: tuple[int, ...] = (1, 5, 10)  # examples a class
     search: Method = "exact"  # how knn finds neighbours
+    baselines: bool = False  # also an untrained twin, and of probes raw pixels
 
     @property
     def title(self) -> str:
@@ -137,9 +140,22 @@ def run_tasks(
     """
     check_tasks(names, options)
     run, results = Run(model, options, devices), Measured()
+    beside = _baselines(run, names) if options.baselines else {}
     for name in names:
-        results.add(TASKS[name](run), f"{options.title}/{name}" if name != "retrieval" else "")
+        prefix = f"{options.title}/{name}" if name != "retrieval" else ""
+        results.add(TASKS[name](run), prefix)
+        for baseline, other in beside.items() if "baselines" in READS[name] else ():
+            if baseline != "raw_pixels" or name in PROBES:
+                results.add(compared(TASKS[name](other), baseline), prefix)
     return results
+
+
+def _baselines(run: Run, names: Sequence[str]) -> dict[str, Run]:
+    """The same on models that have learned nothing; each encodes the data once."""
+    found = {"random_init": run.model.untrained(UNTRAINED_SEED)}
+    if PROBES & set(names):
+        found["raw_pixels"] = RawPixels(min(run.model.recipe.data.image_size, PIXELS))
+    return {name: Run(model, run.options, run.devices) for name, model in found.items()}
 
 
 def check_tasks(names: Sequence[str], options: TaskOptions) -> None:
@@ -354,17 +370,18 @@ TASKS: dict[str, Task] = {
     "pair_classification": _pair_classification,
     "bitext": _bitext,
 }
+PROBES = {"knn", "linear_probe", "few_shot"}
 _PICTURES, _PROMPTS = {"split", "most"}, {"query_prompt", "passage_prompt"}
 # The options that each task reads, beside data and name.
 READS: dict[str, set[str]] = {
     "retrieval": _PICTURES,
     "zero_shot": _PICTURES | {"classes", "templates", "form"},
-    "knn": _PICTURES | {"classes", "search"},
-    "linear_probe": _PICTURES | {"classes"},
-    "few_shot": _PICTURES | {"classes", "shots"},
+    "knn": _PICTURES | {"classes", "search", "baselines"},
+    "linear_probe": _PICTURES | {"classes", "baselines"},
+    "few_shot": _PICTURES | {"classes", "shots", "baselines"},
     "geometry": _PICTURES,
-    "information_retrieval": _PROMPTS | {"split", "without_self"},
-    "similarity": _PROMPTS,
+    "information_retrieval": _PROMPTS | {"split", "without_self", "baselines"},
+    "similarity": _PROMPTS | {"baselines"},
     "pair_classification": _PROMPTS,
     "bitext": _PROMPTS,
 }

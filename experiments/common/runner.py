@@ -33,6 +33,7 @@ NAMES = (  # in the order in which they are run: what takes seconds first
     "hard_negatives",
     "triplet",
     "bi_encoder_cost",
+    "dense_retrieval",
     "temperature",
     "sigmoid_vs_softmax",
 )

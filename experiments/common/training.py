@@ -5,14 +5,18 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from contrastive.commands.evaluate import read_results
 from contrastive.commands.sweep import sweep
 from contrastive.errors import UserError
+from contrastive.evaluation import bootstrap
 from contrastive.evaluation.measured import Measured
 from contrastive.sweeps.folder import SweepFolder
 from contrastive.sweeps.results import Row, read_rows
 from contrastive.whole import whole_file
 from experiments.common.runner import Context
+from experiments.common.seeds import Mean, difference
 
 LEDGER = "measured.json"  # beside a trial's evaluation: what an experiment adds to it
 
@@ -51,6 +55,14 @@ class Trials:
         """The numbers of a trial with those of every query."""
         return read_results(self.workdir(row))
 
+    def difference(self, before: Sequence[Row], after: Sequence[Row], metric: str) -> Mean:
+        """After − before, in pairs: over seeds, or with one seed over the queries that both
+        answered."""
+        if len(before) > 1:
+            return difference(values(before, metric), values(after, metric))
+        each = [self.evaluation(one).each[metric] for (one,) in (before, after)]
+        return Mean(*bootstrap.difference(*(x.astype(np.float64) for x in each)), 1)
+
     def measured(
         self, row: Row, measure: Callable[[pathlib.Path], Mapping[str, float]]
     ) -> dict[str, float]:
@@ -61,6 +73,11 @@ class Trials:
             with whole_file(file) as path:
                 path.write_text(json.dumps(found, indent=1) + "\n")
         return json.loads(file.read_text())
+
+
+def values(rows: Sequence[Row], metric: str) -> list[float]:
+    """What trials that differ in their seed measured, in the seeds' order."""
+    return [row.results[metric] for row in sorted(rows, key=lambda r: r.trial.settings["seed"])]
 
 
 def train(context: Context, specs: Sequence[str]) -> list[Trials]:

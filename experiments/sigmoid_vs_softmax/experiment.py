@@ -12,15 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from contrastive.evaluation import bootstrap
 from contrastive.geometry import normalize
 from contrastive.losses import clip_loss, sigmoid_loss
 from contrastive.sweeps.results import Row
 from experiments.common.data import ready
 from experiments.common.outcome import Check, Line, Outcome, Plot, Table
 from experiments.common.runner import Context
-from experiments.common.seeds import Mean, difference, mean, possible
-from experiments.common.training import Trials, train
+from experiments.common.seeds import Mean, mean, possible
+from experiments.common.training import Trials, train, values
 from experiments.sigmoid_vs_softmax.sweep import METRICS
 
 KINDS = {"emoji": "emoji, unseen artist", "texts": "Debian descriptions"}
@@ -80,23 +79,10 @@ def _by_size(trials: Trials, metric: str) -> dict[int, dict[str, Any]]:
             best[loss] = rates[rate]
         found[batch] = {
             "rows": best,
-            "values": {loss: mean(_values(rows, metric)) for loss, rows in best.items()},
-            "difference": _difference(trials, best["clip"], best["siglip"], metric),
+            "values": {loss: mean(values(rows, metric)) for loss, rows in best.items()},
+            "difference": trials.difference(best["clip"], best["siglip"], metric),
         }
     return found
-
-
-def _values(rows: list[Row], metric: str) -> list[float]:
-    """Of every seed, in their order."""
-    return [row.results[metric] for row in sorted(rows, key=lambda r: r.trial.settings["seed"])]
-
-
-def _difference(trials: Trials, before: list[Row], after: list[Row], metric: str) -> Mean:
-    """After − before: over seeds, or with one seed over the queries that both answered."""
-    if len(before) > 1:
-        return difference(_values(before, metric), _values(after, metric))
-    each = [trials.evaluation(one).each[metric].astype(np.float64) for (one,) in (before, after)]
-    return Mean(*bootstrap.difference(*each), 1)
 
 
 def _table(kind: str, trials: Trials, sizes: dict[int, dict[str, Any]]) -> Table:
@@ -128,8 +114,8 @@ def _masks(trials: Trials, metric: str) -> Table:
         without = trials.where(loss__name=loss, loss__mask_duplicates=False)
         same = {key: without[0].trial.settings[key] for key in ("batch_size", RATE)}
         masked = trials.where(loss__name=loss, loss__mask_duplicates=True, **same)
-        means = (mean(_values(part, metric)) for part in (without, masked))
-        rows.append((name, *means, _difference(trials, without, masked, metric)))
+        means = (mean(values(part, metric)) for part in (without, masked))
+        rows.append((name, *means, trials.difference(without, masked, metric)))
     caption = "Emoji, largest batch: drawings of the same emoji as negatives, or left out."
     head = ("loss", "as negatives", "left out", "difference")
     return Table("duplicates", caption, head, tuple(rows))

@@ -1,6 +1,7 @@
 """Every task on small files, with a model that knows colours."""
 
 import json
+import types
 
 import numpy as np
 import pyarrow as pa
@@ -93,6 +94,32 @@ def test_pictures_are_encoded_once_for_all_tasks(pictures):
     assert model.pictures == 24 + 12
 
 
+class Twins(ColourModel):
+    """Colours by their means; its twin that has learned nothing sees no colour."""
+
+    recipe = types.SimpleNamespace(data=types.SimpleNamespace(image_size=64))
+
+    def untrained(self, seed):
+        return Blind()
+
+
+class Blind(ColourModel):
+    def encode_image(self, images) -> np.ndarray:
+        return np.tile(colour_row(np.array([1.0, 1.0, 1.0])), (len(images), 1))
+
+
+def test_probes_stand_beside_an_untrained_twin_and_pixels(pictures):
+    wanted = options(pictures, classes=str(pictures / "names.json"), baselines=True)
+    got = run_tasks(Twins(), ["knn", "linear_probe", "zero_shot"], wanted)
+    for task in ("knn", "linear_probe"):
+        assert got[f"colours/{task}/top1"] > 0.8
+        assert got[f"colours/{task}/top1_raw_pixels"] > 0.6  # colours are pixels; length is lost
+        assert got[f"colours/{task}/top1_random_init"] == pytest.approx(1 / len(NAMES), abs=0.01)
+    assert not any("zero_shot" in key and key.endswith(("_init", "_pixels")) for key in got)
+    with pytest.raises(ConfigError, match="--baselines has no effect"):
+        run_tasks(Twins(), ["geometry"], options(pictures, baselines=True))
+
+
 def test_labels_of_probes_may_be_the_captions(pictures):
     assert run_tasks(ColourModel(), ["knn"], options(pictures))["colours/knn/top1"] == 1.0
 
@@ -148,7 +175,7 @@ def test_pairs_of_texts(tmp_path):
 
 def test_options_without_effect_are_errors(pictures):
     fields = {"split", "classes", "templates", "form", "query_prompt", "passage_prompt",
-              "without_self", "most", "shots", "search"}  # fmt: skip
+              "without_self", "most", "shots", "search", "baselines"}  # fmt: skip
     assert set().union(*READS.values()) == fields
     assert set(READS) == set(TASKS)
     with pytest.raises(ConfigError, match="--classes has no effect on the task similarity"):

@@ -197,6 +197,8 @@ def test_weight_on_the_hardest():
 @pytest.mark.parametrize(
     "spec, count",
     [
+        ("dense_retrieval/sweep.py:short", 3),
+        ("dense_retrieval/sweep.py:full", 9),
         ("temperature/sweep.py:short", 9),
         ("temperature/sweep.py:full", 45),
         ("temperature/sweep.py:pod", 45),

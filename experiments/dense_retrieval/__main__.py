@@ -1,0 +1,4 @@
+from experiments.common.runner import main
+
+if __name__ == "__main__":
+    main("dense_retrieval")
