@@ -2,7 +2,6 @@
 
 import argparse
 import difflib
-import errno
 import importlib.metadata
 import importlib.util
 import io
@@ -17,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from contrastive.arguments import make_parser
-from contrastive.errors import ConfigError, UserError
+from contrastive.errors import ConfigError, UserError, of_storage
 from contrastive.sweeps import options as sweep_options
 
 if TYPE_CHECKING:
@@ -43,15 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         return _fail(options.command, str(error), status=error.status)
     except OSError as error:
-        if debug or error.errno not in (
-            errno.ENOSPC,
-            errno.EACCES,
-            errno.EROFS,
-            errno.EDQUOT,
-            errno.EFBIG,
-        ):
+        known = of_storage(error)
+        if debug or known is None:
             raise
-        return _fail(options.command, f"{error.strerror}: {error.filename or 'while writing'}.")
+        return _fail(options.command, str(known), status=known.status)
     except KeyboardInterrupt:
         return _fail(options.command, "interrupted.", status=130)
 
@@ -175,7 +169,8 @@ def _together(
     try:
         return run(processes, options)
     except Exception as error:
-        known = error if isinstance(error, UserError) else None
+        known = of_storage(error) if isinstance(error, OSError) else None
+        known = error if isinstance(error, UserError) else known
         if known is None or not isinstance(error.__cause__, UserError | None):
             known = processes.explain(error) or known  # perhaps another process is behind it
         if known is None or os.environ.get("CONTRASTIVE_DEBUG"):

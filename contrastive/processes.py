@@ -125,13 +125,15 @@ class Processes:
         try:
             result = call()
         except UserError as error:
-            failure = json.dumps({"host": host, "message": f"{error}"})
+            failure = json.dumps({"host": host, "message": f"{error}", "status": error.status})
         failures = self.gather(failure, what)
         for index, entry in enumerate(failures):
             if entry:
                 known = json.loads(entry)
                 where = "" if index == self.index else f"process {index} on {known['host']}: "
-                raise UserError(where + known["message"])
+                error = UserError(where + known["message"])
+                error.status = known["status"]
+                raise error
         return result  # pyright: ignore[reportReturnType]
 
     def first_alone(self, call: Callable[[], T], what: str) -> T | None:

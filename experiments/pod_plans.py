@@ -48,7 +48,14 @@ ROWS = (
     Row("siglip.py:g", "h100:8x8", (*_LARGE, "mesh.fsdp=8", "train.microbatches=2")),
     Row("clip.py:b16", "h100:8x8", (_MILLION, "train.microbatches=16")),
     Row("clip.py:b16", "h100:64x8"),
+    Row("clip.py:l14", "h100:64x8"),
     Row("siglip.py:so400m", "h100:64x8", ("mesh.fsdp=8",)),
+    Row("siglip.py:g", "h100:64x8", (*_LARGE, "mesh.fsdp=8")),
+    Row("clip.py:b16", "h100:64x8", (_MILLION, "train.microbatches=2")),
+    Row("clip.py:l14", "h200:8x8"),
+    Row("siglip.py:g", "h200:8x8", (*_LARGE, "mesh.fsdp=8")),
+    Row("clip.py:l14", "v6e:16x16"),
+    Row("clip.py:l14", "v4:8x8x8"),
 )
 
 

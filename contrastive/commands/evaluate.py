@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from contrastive.errors import UserError, first_line
+from contrastive.errors import UserError, first_line, of_storage
 from contrastive.evaluation.measured import Measured
 from contrastive.evaluation.suite import evaluate
 from contrastive.evaluation.tasks import TaskOptions, check_tasks, run_tasks
@@ -127,7 +127,8 @@ def _held(folder: pathlib.Path) -> Iterator[None]:
     try:
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
-        raise _unwritable(folder, error.strerror) from error
+        known = _unwritable(folder, error.strerror)
+        raise of_storage(error, str(known)) or known from error
     try:
         with contextlib.suppress(OSError):  # some file systems know no locks
             fcntl.flock(lock, fcntl.LOCK_EX)

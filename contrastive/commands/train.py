@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -19,10 +19,11 @@ from contrastive import config as config_lib
 from contrastive import mesh as mesh_lib
 from contrastive.assembly import Program, make_program
 from contrastive.commands import workdir as workdir_lib
+from contrastive.commands.best import check_best
 from contrastive.commands.evaluate import LISTS, NUMBERS, is_evaluated, save_evaluation
 from contrastive.data.pipeline import BatchLoader, open_batches, open_source
 from contrastive.data.tokenizer import Tokenizer, load_tokenizer
-from contrastive.errors import ConfigError
+from contrastive.errors import ConfigError, DataError, StorageError, UserError
 from contrastive.evaluation.suite import evaluate, format_table
 from contrastive.inference import Model, build_towers
 from contrastive.launching import record as record_lib
@@ -37,7 +38,7 @@ from contrastive.training import checkpoint, logs, loop
 from contrastive.training.hosts import SameShapes
 from contrastive.training.profiler import Profiler
 from contrastive.training.state import TrainState, init_state
-from contrastive.training.supervisor import STOPPING
+from contrastive.training.stopping import Signals
 from contrastive.training.watchdog import Watchdog
 from contrastive.warm_start import take_tokenizer, warm_start
 
@@ -81,7 +82,7 @@ def train(
     mesh_lib.check_batch_divides(recipe.batch_size, mesh)
     check_microbatches(recipe.batch_size, recipe.train.microbatches, mesh_lib.batch_parts(mesh))
     with contextlib.ExitStack() as stack:
-        signals = stack.enter_context(_Signals())
+        signals = stack.enter_context(Signals())
         limits = recipe.train.watchdog_seconds, recipe.train.patience_seconds
         watchdog = stack.enter_context(Watchdog(processes, *limits))
         processes.first_alone(
@@ -137,26 +138,6 @@ def _record(
     record_lib.write_record(workdir, record, here)
 
 
-class _Signals:
-    """Remembers a signal that says to stop, so that the loop can do so between steps; a second one
-    acts at once. SIGUSR1 is what batch systems send before the end of the time."""
-
-    def __init__(self) -> None:
-        self.received: int | None = None
-
-    def __enter__(self) -> "_Signals":
-        self._old = {s: signal.signal(s, self._handle) for s in STOPPING}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._old.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, _: Any) -> None:
-        self.received = number
-        signal.signal(number, self._old[signal.Signals(number)])
-
-
 class _Run:
     """The parts of one run and the callables that the loop needs from them."""
 
@@ -168,7 +149,7 @@ class _Run:
         devices: mesh_lib.Devices,
         processes: Processes,
         stream: Any,
-        signals: _Signals,
+        signals: Signals,
         watchdog: Watchdog,
     ) -> None:
         self.recipe, self.workdir, self.mesh, self.devices = recipe, workdir, mesh, devices
@@ -177,6 +158,7 @@ class _Run:
         self.profiler = Profiler(workdir, recipe.train.profiled(), processes)
         self.newest_step, self.newest = 0, {}  # what was measured at the last step that was logged
         self.stopped_by = 0  # the signal that ended the run, in whichever process it arrived
+        self.begun = workdir_lib.has_begun(workdir)
         self._evaluation = workdir / NUMBERS
         self.terminal = logs.Terminal(recipe.total_steps, stream=stream)
         self.metrics = logs.MetricsFile(workdir / "metrics.jsonl") if processes.first else None
@@ -238,18 +220,31 @@ class _Run:
         self._finish(state, trained=start < stop)
         return 0
 
+    @contextlib.contextmanager
+    def _read_before(self, *others: type[UserError]) -> Iterator[None]:
+        """Data that a run has trained on and that is not there now is a fault of the machine: it
+        may come back. Before the first step it is a wrong path, which only a person can put right.
+        """
+        try:
+            yield
+        except (DataError, *others) as error:
+            if not self.begun:
+                raise
+            raise StorageError(f"{error} The run was trained on this data before.") from error
+
     def _loader(self) -> Any:
         part, parts = part_of_batch(mesh_lib.batch_sharding(self.mesh), self.recipe.batch_size)
-        return open_batches(
-            self.source,
-            self.recipe.data,
-            self.tokenizer,
-            batch_size=self.recipe.batch_size,
-            seed=self.recipe.seed,
-            process_index=part,
-            process_count=parts,
-            error_log=self.workdir / "data_errors.jsonl",
-        )
+        with self._read_before():
+            return open_batches(
+                self.source,
+                self.recipe.data,
+                self.tokenizer,
+                batch_size=self.recipe.batch_size,
+                seed=self.recipe.seed,
+                process_index=part,
+                process_count=parts,
+                error_log=self.workdir / "data_errors.jsonl",
+            )
 
     def _mine(self, state: TrainState) -> TrainState:
         """The state with what mined negatives keep in it; the batches get them."""
@@ -295,7 +290,8 @@ class _Run:
     def _tokenizer(self) -> Tokenizer:
         if self.recipe.init_from is not None and self.processes.first:
             take_tokenizer(pathlib.Path(self.recipe.init_from), self.workdir)
-        self.source = open_source(self.recipe.data, "train")
+        with self._read_before(ConfigError):  # a folder that is not there has no format
+            self.source = open_source(self.recipe.data, "train")
         return load_tokenizer(self.recipe.data, self.source, self.workdir)
 
     def _restore(self, state: TrainState) -> tuple[TrainState, int]:
@@ -351,6 +347,9 @@ class _Run:
             for name in (NUMBERS, LISTS):  # what an earlier `evaluate` said of this run
                 (self.workdir / name).unlink(missing_ok=True)
         step_fn = program.step(self.graphdef)
+        if recipe.checkpoint.best is not None:
+            scale = getattr(self._model(state), "scale", None)
+            step_fn = check_best(step_fn, recipe, scale, self.devices)
         hooks = loop.Hooks(
             log=self._log,
             log_every=recipe.log.every,

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Iterator
 
-from contrastive.errors import UserError
+from contrastive.errors import UserError, of_storage
 from contrastive.processes import Processes
 
 # What a launcher, or a start that came to nothing, leaves in the folder of a run
@@ -53,6 +53,7 @@ def opened(workdir: pathlib.Path) -> Iterator[None]:
     """Creates the folder and holds it for this process.
 
     Raises:
+      StorageError: There is no room for it.
       UserError: It cannot be created or written, another process trains in it, or it is a bucket's
         address.
     """
@@ -65,9 +66,11 @@ def opened(workdir: pathlib.Path) -> Iterator[None]:
         workdir.mkdir(parents=True, exist_ok=True)
         lock = os.open(workdir / ".lock", os.O_RDWR | os.O_CREAT)
     except OSError as error:
-        reason = error.strerror or str(error)
-        hint = "free some space" if error.errno == errno.ENOSPC else "choose another --workdir"
-        raise UserError(f"cannot write to {workdir} ({reason}); {hint}.") from error
+        message = f"cannot write to {workdir} ({error.strerror or error}); "
+        message += (
+            "free some space." if error.errno == errno.ENOSPC else "choose another --workdir."
+        )
+        raise of_storage(error, message) or UserError(message) from error
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

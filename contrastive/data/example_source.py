@@ -22,7 +22,7 @@ from contrastive.data.records import DataErrors, Pairs, Record, SampleError
 from contrastive.data.splits import HELD_OUT, check_split, fraction, nonempty
 from contrastive.data.text_fields import TextFields, settle
 from contrastive.data.tfrecords import Shard, TFRecords
-from contrastive.errors import DataError, NoSuchSplit
+from contrastive.errors import DataError, NoSuchSplit, StorageError
 
 
 @runtime_checkable
@@ -69,6 +69,11 @@ class ExampleSource:
         key = f"{self._name} (record {row})"
         try:
             values = parse_example(self._payloads[row])
+        except OSError as error:
+            raise StorageError(
+                f"{key} could be read when the file was opened and no longer can "
+                f"({error.strerror or error}). Put it back, and the same command goes on."
+            ) from error
         except Exception as error:  # the reader raises whatever its C++ half says
             raise SampleError("damaged record", f"{error}", key=key) from error
         return self.fields.record(values, base=self._name, key=key)

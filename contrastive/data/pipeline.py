@@ -43,7 +43,7 @@ from contrastive.data.synthetic import SyntheticLoader
 from contrastive.data.tokenizer import Tokenizer, load_tokenizer
 from contrastive.data.unchecked import Account, Bad, Fetched, UncheckedExamples
 from contrastive.data.webdataset import WebDatasetSource
-from contrastive.errors import DataError
+from contrastive.errors import DataError, StorageError
 
 __all__ = [
     "BatchLoader",
@@ -253,7 +253,7 @@ class BatchLoader(Batches):
         try:
             return read_pictures(self._source[index], self._config, key)
         except SampleError as error:
-            raise DataError(
+            raise StorageError(
                 f"Sample {error.key or index} could be read when the run started and no longer "
                 f"can: {error}. Put it back and run the same command again to go on, or start a "
                 "new run without it."

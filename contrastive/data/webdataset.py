@@ -37,7 +37,7 @@ from contrastive.data.tar_index import (
     parse_header,
     split_name,
 )
-from contrastive.errors import DataError
+from contrastive.errors import DataError, StorageError
 
 _ON_FIRST_USE = 256  # so many tars are indexed without being asked
 _NEAR = 1 << 16  # members so close together are read at once
@@ -350,7 +350,10 @@ class WebDatasetSource:
         except TarFault as error:
             raise SampleError("archive changed", str(error), key=where) from error
         except OSError as error:
-            raise SampleError("unreadable archive", str(error), key=where) from error
+            raise StorageError(
+                f"{shard} cannot be read any more ({error.strerror or error}); its index was made "
+                "when it could. Put it back, and the same command goes on."
+            ) from error
         return where, self._with_json(values, where)
 
     def _with_json(self, values: dict[str, Any], key: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from contrastive.objectives import LOSS_SCOPE
 from contrastive.planning.hlo import KINDS, Instruction, Module
+from contrastive.planning.overlap import products_beside
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Collective:
     payload_bytes: int  # of the whole array on one device, a step: input, or output of a gather
     sent_bytes: int  # that each device sends, a step
     between_bytes: int  # of these, over the slow links between slices or nodes
+    beside_bytes: int  # of these, those that are on their way while products run
 
 
 def collectives(module: Module, mesh: Mapping[str, int], unit: int) -> list[Collective]:
@@ -32,7 +34,8 @@ def collectives(module: Module, mesh: Mapping[str, int], unit: int) -> list[Coll
     a gather or a scatter over n devices, twice that for an all-reduce, all of it for a permutation.
     Over s slices or nodes with m = n/s devices of the group in each, such an algorithm exchanges
     the whole inside and one m-th of it between: ``between_bytes`` are ``(s − 1)/s`` of that m-th,
-    and all of a permutation in which any device sends to another slice or node.
+    and all of a permutation in which any device sends to another slice or node. ``beside_bytes``:
+    see :mod:`contrastive.planning.overlap`.
 
     Args:
       module: The compiled program.
@@ -41,6 +44,7 @@ def collectives(module: Module, mesh: Mapping[str, int], unit: int) -> list[Coll
     """
     found: dict[tuple, list[int]] = {}
     exchanges = {name: _exchanges(module, name) for name in module.computations}
+    beside = {name: products_beside(module, name) for name in module.computations}
     scopes = module.scopes()
     for computation, instruction, times in module.executed():
         exchange = exchanges[computation].get(instruction.name)
@@ -59,8 +63,9 @@ def collectives(module: Module, mesh: Mapping[str, int], unit: int) -> list[Coll
         between = sent if exchange.groups is None else _sent_between(kind, payload, groups, unit)
         # The loss sums only scalars, which the compiler may combine with the gradients' sum.
         loss = LOSS_SCOPE in exchange.op_name + scopes[computation] and kind != "all-reduce"
-        entry = found.setdefault((kind, axes, group, loss), [0, 0, 0, 0])
-        for i, value in enumerate((1, payload, sent, between)):
+        hidden = sent if beside[computation].get(instruction.name) else 0
+        entry = found.setdefault((kind, axes, group, loss), [0, 0, 0, 0, 0])
+        for i, value in enumerate((1, payload, sent, between, hidden)):
             entry[i] += times * value
     rows = [Collective(*key, *values) for key, values in found.items()]
     return sorted(rows, key=lambda row: -row.sent_bytes)

@@ -68,6 +68,11 @@ class Plan:
         return sum(row.between_bytes for row in self.collectives)
 
     @property
+    def beside_bytes(self) -> int:
+        """That a device sends while products run, a step: what may hide behind them."""
+        return sum(row.beside_bytes for row in self.collectives)
+
+    @property
     def device_hours(self) -> float | None:
         """For all steps of the recipe, by the estimate."""
         if self.estimate is None:
@@ -99,6 +104,7 @@ class Plan:
             "loss_sent_bytes_per_device": sum(row.sent_bytes for row in loss),
             "sent_bytes_per_device": sum(row.sent_bytes for row in self.collectives),
             "sent_bytes_between_slices_per_device": self.between_bytes,
+            "sent_bytes_beside_products_per_device": self.beside_bytes,
             "collectives": [
                 {**dataclasses.asdict(row), "axes": list(row.axes)} for row in self.collectives
             ],

@@ -38,6 +38,7 @@ def format_plan(plan: Plan) -> str:
         between = f", {_mib(plan.between_bytes)} of it between {_units(plan)}"
         lines += [
             f"Sent a device       {_mib(sent)} a step{between if _several(plan) else ''}",
+            f"  beside products   {_mib(plan.beside_bytes)} of it move while products run",
             "",
             _collectives(plan).rstrip(),
         ]

@@ -152,8 +152,20 @@ class _Manual:
         value = value.astype(dtype)
         for dimension, parts in enumerate(over):
             if parts:
-                value = lax.all_gather(value, parts, axis=dimension, tiled=True)
+                value = _gathered(value, parts, dimension)
         return value
+
+
+def _gathered(value: jax.Array, parts: tuple[str, ...], dimension: int) -> jax.Array:
+    """The parts of the devices one after another along a dimension.
+
+    They come as the first dimension of an array of their own, which costs nothing and decides how
+    the gradient goes back: where they come as a part of another dimension, the TPU compiler sums
+    the whole over all devices, twice the bytes, unless that dimension happens to lie first.
+    """
+    first = jnp.moveaxis(value, dimension, 0)
+    stacked = lax.all_gather(first, parts)  # [devices, entries, ...]
+    return jnp.moveaxis(stacked.reshape(-1, *first.shape[1:]), 0, dimension)
 
 
 _MANUAL: contextvars.ContextVar[_Manual | None] = contextvars.ContextVar("manual", default=None)

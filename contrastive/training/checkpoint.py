@@ -5,22 +5,25 @@ ones that do not are named with the reason. Nothing is ever restarted from zero 
 """
 
 import dataclasses
+import difflib
 import json
 import logging
 import pathlib
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as policies
 
-from contrastive.errors import CheckpointError, ConfigError, first_line
+from contrastive.errors import CheckpointError, ConfigError, UnwrittenCheckpoint, first_line
 from contrastive.processes import Processes
 
 Notify = Callable[[str], None]
+EVALUATED = "evaluation/"
+"""Numbers that begin so are those of an evaluation; the others are those of a step."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -178,7 +181,7 @@ class Checkpointer:
             is not one of the best.
 
         Raises:
-          CheckpointError: This or the write before failed.
+          UnwrittenCheckpoint: This or the write before failed.
           ConfigError: ``config.best`` is not among numbers of its kind.
         """
         manager = self._open()
@@ -194,7 +197,7 @@ class Checkpointer:
                 force=True,
             )
         except Exception as error:
-            raise CheckpointError(
+            raise UnwrittenCheckpoint(
                 f"writing checkpoint {step} to {self._folder} failed ({first_line(error)})."
             ) from error
 
@@ -204,19 +207,17 @@ class Checkpointer:
             return None
         if name in metrics:
             return {name: metrics[name]}
-        evaluated = name.startswith("evaluation/")
-        known = [m for m in sorted(metrics) if m.startswith("evaluation/") == evaluated]
+        evaluated = name.startswith(EVALUATED)
+        known = [m for m in sorted(metrics) if m.startswith(EVALUATED) == evaluated]
         if known:
-            raise ConfigError(
-                f"config.checkpoint.best = {name!r} is not measured; known are {', '.join(known)}."
-            )
+            raise not_measured(name, known)
         return None
 
     def wait(self) -> None:
         """Blocks until everything is on disk.
 
         Raises:
-          CheckpointError: A background write failed.
+          UnwrittenCheckpoint: A background write failed.
         """
         if self._manager is None:
             return
@@ -224,7 +225,7 @@ class Checkpointer:
             self._manager.wait_until_finished()
             self._manager.check_for_errors()
         except Exception as error:
-            raise CheckpointError(
+            raise UnwrittenCheckpoint(
                 f"writing a checkpoint to {self._folder} failed ({first_line(error)}); the last "
                 f"good one is {self.last_good()}."
             ) from error
@@ -243,6 +244,27 @@ class Checkpointer:
                 manager.close()
             except Exception as error:
                 self._notify(f"The last checkpoint was not written ({first_line(error)}).")
+
+
+def not_measured(
+    best: str, known: Sequence[str], others: Sequence[str] = (), *, most: int = 40
+) -> ConfigError:
+    """The refusal of a ``config.checkpoint.best`` that is not among the numbers of a run.
+
+    Args:
+      best: As given.
+      known: Numbers of its kind.
+      others: Of the other kind, which may have been meant.
+      most: So many are listed.
+    """
+    near = [name for name in others if name.endswith(f"/{best}")][:3]
+    near = near or difflib.get_close_matches(best, [*known, *others], n=3, cutoff=0.5)
+    more = f" and {len(known) - most} more" if len(known) > most else ""
+    return ConfigError(
+        f"config.checkpoint.best = {best!r} is not measured"
+        + (f"; did you mean {' or '.join(near)}? Known" if near else "; known")
+        + f" are {', '.join(sorted(known)[:most])}{more}."
+    )
 
 
 def list_steps(folder: pathlib.Path) -> list[int]:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from tensorboardX import SummaryWriter
 
-from contrastive.errors import ConfigError, UserError
+from contrastive.errors import ConfigError, StorageError, UserError
 from contrastive.whole import whole_file
 
 
@@ -52,7 +52,7 @@ class MetricsFile:
         """Appends a line; it is in the file when this returns.
 
         Raises:
-          UserError: The disk is full or the file cannot be written.
+          StorageError: The disk is full or the file cannot be written.
         """
         values = {
             k: v if not isinstance(v, float) or math.isfinite(v) else None
@@ -63,7 +63,7 @@ class MetricsFile:
             while line:
                 line = line[self._file.write(line) :]
         except OSError as error:
-            raise UserError(
+            raise StorageError(
                 f"cannot write {self._path} ({error.strerror}); the run stops here."
             ) from error
 

@@ -17,6 +17,8 @@ from contrastive.errors import UserError
 from contrastive.training.state import TrainState
 from contrastive.training.step import TrainStep
 
+TIMES = ("examples_per_second", "input_wait_share", "host_share")
+"""Numbers of a step that the loop adds to the step's own."""
 HOST_FIELDS = ("example",)  # what of a batch does not go to the devices
 
 
@@ -175,9 +177,9 @@ class _Meter:
             return
         now = time.perf_counter()
         elapsed = max(now - self._since, 1e-9)
-        host["examples_per_second"] = self._examples / elapsed
-        host["input_wait_share"] = self._waited / elapsed
-        host["host_share"] = 1.0 - (self._waited + self._blocked) / elapsed
+        waited, blocked = self._waited / elapsed, self._blocked / elapsed
+        times = self._examples / elapsed, waited, 1.0 - (waited + blocked)
+        host |= zip(TIMES, times, strict=True)
         self._since, self._waited, self._blocked, self._examples = now, 0.0, 0.0, 0
         self._hooks.log(step, host)
 

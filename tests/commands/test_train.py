@@ -14,6 +14,7 @@ import pytest
 from flax import nnx
 
 from contrastive import config as config_lib
+from contrastive.commands.best import evaluation_names
 from contrastive.commands.train import train
 from contrastive.errors import ConfigError, UserError
 from contrastive.loading import load
@@ -270,12 +271,34 @@ def load_towers(workdir):
 def test_the_best_checkpoint_is_kept_by_a_number_of_the_evaluation(tiny, tmp_path):
     with pytest.raises(ConfigError, match=r"best = 'evaluation/x' needs evaluations"):
         run(tiny, tmp_path / "run", "checkpoint.best=evaluation/x")
-    with pytest.raises(ConfigError, match=r"known are evaluation/train/geometry/alignment"):
-        run(tiny, tmp_path / "run", "checkpoint.best=evaluation/x", "eval.every=2",
-            "checkpoint.every=2")  # fmt: skip
-    run(tiny, tmp_path / "kept", "checkpoint.best=loss",
-        "checkpoint.keep=1", "checkpoint.every=2")  # fmt: skip
-    assert len(list((tmp_path / "kept" / "checkpoints").iterdir())) == 2
+    best = "evaluation/train/image_to_text/recall@1"
+    for name in ("loss", best):
+        folder = tmp_path / name.rpartition("/")[2]
+        run(tiny, folder, f"checkpoint.best={name}", "checkpoint.best_mode=min", "eval.every=2",
+            "checkpoint.keep=1", "checkpoint.every=2")  # fmt: skip
+        assert len(list((folder / "checkpoints").iterdir())) in (1, 2)
+    measured = [line for line in read_metrics(folder) if best in line]
+    recipe = config_lib.resolve(Recipe, tiny, [])
+    names = evaluation_names(recipe, 1.0, jax.devices()[:1])
+    assert {*names} == {name for name in measured[0] if name.startswith("evaluation/")}
+
+
+@pytest.mark.parametrize(
+    "best, words",
+    [
+        ("evaluation/train/image_to_text/recall@2", "did you mean evaluation/.*recall@1"),
+        ("train/image_to_text/recall@1", "did you mean evaluation/train/image_to_text/recall@1"),
+        ("los", "did you mean loss. Known are .*gradient_norm"),
+        ("foo", "is not measured; known are .*gradient_norm"),
+    ],
+)
+def test_the_best_by_a_number_that_is_not_measured_is_refused_before_the_first_step(
+    tiny, tmp_path, best, words
+):
+    with pytest.raises(ConfigError, match=words):
+        run(tiny, tmp_path / "run", f"checkpoint.best={best}", "eval.every=4")
+    assert not (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert not (tmp_path / "run" / "checkpoints").exists()
 
 
 @pytest.mark.slow

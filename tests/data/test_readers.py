@@ -25,7 +25,7 @@ from contrastive.data.pipeline import BatchLoader, load_tokenizer
 from contrastive.data.records import IndexedSource, SampleError, TextSource
 from contrastive.data.sources import open_source
 from contrastive.data.tokenizer import texts
-from contrastive.errors import ConfigError, DataError
+from contrastive.errors import ConfigError, DataError, StorageError
 
 ALL = FieldsConfig(held_out_share=0.0)
 
@@ -347,6 +347,20 @@ def test_B02_a_tar_that_changes_later_is_noticed(tmp_path, picture, config_of):
     with pytest.raises(SampleError, match="archive changed"):
         source[2]
     assert len(open_source(config_of(path), "train")) == 7  # the new tar has its own index
+
+
+@pytest.mark.parametrize("make", [make_webdataset, make_tfrecord])
+def test_a_file_that_is_gone_is_no_bad_sample(tmp_path, picture, config_of, make):
+    """A supervisor tries again until it is back; see also tests/faults/test_storage.py."""
+    config = config_of(make(tmp_path, picture))
+    source = open_source(config, "train")
+    gone = sorted(tmp_path.glob("a*"))[0]
+    gone.rename(tmp_path / "away")
+    with pytest.raises(StorageError, match="Put it back") as caught:
+        read_examples(source, config)
+    assert caught.value.status == 74
+    (tmp_path / "away").rename(gone)
+    assert len(read_examples(source, config)) == len(source)
 
 
 def test_B03_members_that_repeat_or_are_not_adjacent(tmp_path, picture, config_of, caplog):

@@ -54,7 +54,8 @@ def strike_at_batch(number, batch):
     if fault := due("clock", number):
         real, jump = time.time, fault["seconds"]
         time.time = lambda: real() + jump
-    if fault := due("disk", number):  # as if full: no file may grow beyond this
+    fault = due("disk", number)
+    if fault and not os.path.exists(fault["until"]):  # as if full: no file may grow beyond this
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
         resource.setrlimit(resource.RLIMIT_FSIZE, (fault["bytes"], hard))

@@ -144,6 +144,25 @@ class Run:
         raise AssertionError("waited too long")
 
 
+def assert_unharmed(run, whole):
+    assert run.lines() == whole.lines()  # no gap, no double line, every number
+    assert run.ids() == whole.ids()  # no sample lost or repeated
+    assert run.evaluation() == whole.evaluation()
+
+
+def next_child(supervisor):
+    while supervisor.poll() is None:
+        if found := children(supervisor.pid):
+            return found[0]
+        time.sleep(0.01)
+    raise AssertionError(supervisor.communicate()[0])
+
+
+def children(pid):
+    with open(f"/proc/{pid}/task/{pid}/children") as file:
+        return [int(word) for word in file.read().split()]
+
+
 def finish(processes, statuses, timeout=PATIENCE):
     """What the processes said, after they have ended with these statuses."""
     said = []
@@ -196,3 +215,11 @@ def whole(new_run, tiny_faulty):
     run = new_run(tiny_faulty)
     run.train()
     return run
+
+
+@pytest.fixture
+def once(tmp_path):
+    def fault(kind, at, **more):
+        return {"kind": kind, "at": at, "once": str(tmp_path / f"{kind}-{at}"), **more}
+
+    return fault

@@ -1,5 +1,6 @@
 """Two real processes train one model: as one would, stop together, and end when one is lost."""
 
+import errno
 import os
 import pathlib
 import signal
@@ -9,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from contrastive.errors import ConfigError, UserError
+from contrastive.errors import ConfigError, StorageError, UserError, of_storage
 from contrastive.processes import LOST, LostProcess, Processes
 from contrastive.rendezvous import (
     Launch,
@@ -68,6 +69,49 @@ def test_one_goes_on_as_several_which_evaluate_as_one_does(new_run, tiny_faulty,
         assert run.evaluation()[name] == (
             value if isinstance(value, str) else pytest.approx(value, abs=1e-4)
         )
+
+
+MESHES = {  # of two processes with four devices each: what is cut between them
+    "fsdp": {"fsdp": 8},
+    "fsdp, tensor inside": {"fsdp": 4, "tensor": 2},
+    "tensor": {"tensor": 8},
+    "data, fsdp and tensor inside": {"fsdp": 2, "tensor": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def transformers(tiny_faulty):
+    """Two transformers whose widths and heads divide over eight devices, for 20 steps."""
+    config = tiny_faulty.copy_and_resolve_references()
+    tower = {"width": 32, "heads": 8, "depth": 2, "dropout": 0.1}
+    config.model.image = {"kind": "vit", "patch_size": 8, **tower}
+    config.model.text = {"kind": "transformer", **tower}
+    config.loss = {"name": "clip", "exchange": "ring"}
+    config.total_steps, config.batch_size = 20, 16
+    return config
+
+
+@pytest.fixture(scope="module")
+def on_one_device(new_run, transformers):
+    run = new_run(transformers)
+    run.train()
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", MESHES)
+def test_twenty_steps_of_two_processes_with_cut_parameters(
+    new_run, transformers, on_one_device, mesh
+):
+    run = new_run(transformers)
+    options = [f"--config.mesh.{axis}={size}" for axis, size in MESHES[mesh].items()]
+    said = finish(run.start_several(2, *options, devices=4), [0, 0])
+    assert "on 8 cpu device(s) in 2 processes, 4 in this one" in said[0]
+    assert len(run.lines()) == 20
+    assert abs(losses(run)[0] - losses(run)[-1]) > 0.01  # something is learned
+    np.testing.assert_allclose(losses(run), losses(on_one_device), rtol=2e-5)
+    if mesh != "tensor":  # there both hold, and deliver, all rows
+        assert run.ids() == on_one_device.ids()
 
 
 @pytest.mark.slow
@@ -288,3 +332,27 @@ def test_alone_nothing_waits():
 
 def _fail():
     raise UserError("mine")
+
+
+def test_what_fails_in_one_process_ends_all_with_its_own_status(monkeypatch):
+    """So that the supervisor of each does the same: a full disk is tried again, a typo is not."""
+    several = Processes(0, 2)
+    monkeypatch.setattr(several, "gather", lambda text, what: ["", text])
+    for kind, status in ((StorageError, 74), (ConfigError, 2)):
+        with pytest.raises(UserError, match=r"process 1 on .*: full") as caught:
+            several.together(lambda kind=kind: _raise(kind("full")), "writing")
+        assert caught.value.status == status
+
+
+def _raise(error):
+    raise error
+
+
+@pytest.mark.parametrize(
+    "number, status",
+    [("ENOSPC", 74), ("EDQUOT", 74), ("EIO", 74), ("EACCES", 2), ("EROFS", 2), ("ENOENT", None)],
+)
+def test_which_errors_of_the_file_system_may_pass(number, status):
+    known = of_storage(OSError(getattr(errno, number), "no", "a.txt"))
+    assert status == (None if known is None else known.status)
+    assert known is None or str(known) == "no: a.txt."

@@ -199,15 +199,15 @@ BESIDE = """HloModule jit_step, is_scheduled=true
 ENTRY %main (s: bf16[16,8], t: f32[32,8]) -> bf16[64,8] {
   %s = bf16[16,8]{1,0} parameter(0)
   %t = f32[32,8]{1,0} parameter(1)
-  %started = (bf16[16,8]{1,0}, bf16[64,8]{1,0}, u32[]{:S(2)}) fusion(%s), kind=kCustom, output_to_operand_aliasing={{0}: (0, {})}, calls=%start
-  %g0 = bf16[16,8]{1,0} get-tuple-element(%started), index=0
-  %g1 = bf16[64,8]{1,0} get-tuple-element(%started), index=1
-  %g2 = u32[]{:S(2)} get-tuple-element(%started), index=2
+  %async-collective-start.1 = (bf16[16,8]{1,0}, bf16[64,8]{1,0}, u32[]{:S(2)}) fusion(%s), kind=kCustom, output_to_operand_aliasing={{0}: (0, {})}, calls=%start
+  %g0 = bf16[16,8]{1,0} get-tuple-element(%async-collective-start.1), index=0
+  %g1 = bf16[64,8]{1,0} get-tuple-element(%async-collective-start.1), index=1
+  %g2 = u32[]{:S(2)} get-tuple-element(%async-collective-start.1), index=2
   %carried = (f32[32,8]{1,0}, bf16[16,8]{1,0}, bf16[64,8]{1,0}, u32[]{:S(2)}) fusion(%g0, %g1, %g2, %t), kind=kOutput, output_to_operand_aliasing={{1}: (0, {}), {2}: (1, {}), {3}: (2, {})}, calls=%middle
   %h0 = bf16[16,8]{1,0} get-tuple-element(%carried), index=1
   %h1 = bf16[64,8]{1,0} get-tuple-element(%carried), index=2
   %h2 = u32[]{:S(2)} get-tuple-element(%carried), index=3
-  ROOT %end = bf16[64,8]{1,0} fusion(%h0, %h1, %h2), kind=kCustom, output_to_operand_aliasing={{}: (1, {})}, calls=%done
+  ROOT %async-collective-done.1 = bf16[64,8]{1,0} fusion(%h0, %h1, %h2), kind=kCustom, output_to_operand_aliasing={{}: (1, {})}, calls=%done
 }
 """  # noqa: E501
 
@@ -221,6 +221,30 @@ def test_a_collective_that_runs_beside_other_work_counts_once():
     shard, whole, beside = 16 * 8 * 2, 64 * 8 * 2, 32 * 8 * 4
     counter = 4
     assert hlo.memory_traffic(module) == (whole + counter) + 2 * beside + (shard + counter)
+
+
+def test_what_is_on_its_way_while_products_run_is_told_from_what_is_waited_for():
+    assert only(hlo.parse(BESIDE)).beside_bytes == 0  # a sign is changed meanwhile, that is all
+    product = BESIDE.replace("f32[32,8]{1,0} negate(%x)", "f32[32,8]{1,0} dot(%x, %x)")
+    row = only(hlo.parse(product))
+    assert row.beside_bytes == row.sent_bytes == 64 * 8 * 2 * 3 / 4
+    named = product.replace("async-collective", "other")  # nothing says that it goes on meanwhile
+    assert only(hlo.parse(named)).beside_bytes == 0
+
+
+@pytest.mark.parametrize("order, hidden", [("cp mm done", True), ("mm cp done", False)])
+def test_on_a_gpu_what_stands_between_start_and_done_counts(order, hidden):
+    lines = {
+        "cp": "%cp = (f32[8,32]{1,0}, f32[8,32]{1,0}) collective-permute-start(%a), "
+        "source_target_pairs={{0,1},{1,0}}",
+        "mm": "%mm = (f32[8,8]{1,0}, s8[4]{0}) custom-call(%a, %a), "
+        'custom_call_target="__cublas$lt$matmul"',
+        "done": "ROOT %done = f32[8,32]{1,0} collective-permute-done(%cp)",
+    }
+    head = "ENTRY %main (a: f32[8,32]) -> f32[8,32] {\n  %a = f32[8,32]{1,0} parameter(0)\n"
+    body = "".join(f"  {lines[word]}\n" for word in order.split())
+    row = only(hlo.parse(f"HloModule m, is_scheduled=true\n\n{head}{body}}}\n"))
+    assert row.beside_bytes == (8 * 32 * 4 if hidden else 0)
 
 
 GPU = """HloModule jit_step, is_scheduled=true

@@ -5,6 +5,7 @@ import importlib.util
 import io
 import json
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from ml_collections import ConfigDict
 
 from contrastive import config as config_lib
 from contrastive.assembly import make_program
-from contrastive.commands.plan import candidates, plan, rank
+from contrastive.commands.plan import candidates, layouts, plan, rank
 from contrastive.errors import ConfigError
 from contrastive.inference import abstract_towers
 from contrastive.mesh import MeshConfig, make_mesh
@@ -260,21 +261,47 @@ def test_a_mesh_that_does_not_fit_the_machine_is_one_sentence():
         make_plan(small(batch_size=60), find_topology("cpu:8"))
 
 
-def test_a_search_tries_uncut_parameters_first():
-    found = list(candidates(small(), find_topology("cpu:8")))
-    assert found[0]["mesh.fsdp"] == 1
-    assert [one["model.image.remat"] for one in found[:3]] == ["none", "dots", "full"]
-    assert {one["mesh.fsdp"] for one in found} == {1, 4}
-
-
 def test_a_search_begins_with_the_recipes_own_mesh_and_chunks():
     recipe = small(**{"mesh.fsdp": 2, "train.microbatches": 8})
+    found = list(candidates(recipe, find_topology("cpu:8")))
+    assert [one["model.image.remat"] for one in found] == 2 * ["none", "dots", "full"]
+    assert [one["train.microbatches"] for one in found[::3]] == [8, 4]
+    assert {(one["mesh.fsdp"], one["mesh.tensor"]) for one in found} == {(2, 1)}
+    (left,) = {one["mesh.fsdp"] for one in candidates(small(**{"mesh.fsdp": -1, "mesh.data": 2}),
+                                                      find_topology("cpu:8"))}  # fmt: skip
+    assert left == 4
+
+
+@pytest.mark.parametrize(
+    "heads, own, expected",
+    [
+        (2, {}, [(1, 2), (4, 1)]),
+        (3, {}, [(4, 1)]),  # three heads go to no two devices
+        (4, {"mesh.fsdp": 4}, [(1, 1), (4, 2)]),
+        (4, {"mesh.tensor": 2}, [(1, 1), (4, 2), (1, 4)]),
+    ],
+)
+def test_a_search_goes_on_with_other_meshes_with_tensor_where_it_divides(heads, own, expected):
+    recipe = small(**{"model.image.heads": heads, "model.image.width": 48, **own})
     found = [
-        (one["mesh.fsdp"], one["train.microbatches"])
-        for one in candidates(recipe, find_topology("cpu:8"))
+        (one["mesh.fsdp"], one["mesh.tensor"]) for one in layouts(recipe, find_topology("cpu:8"))
     ]
-    assert found[:9:3] == [(2, 8), (2, 1), (2, 4)]
-    assert found[9] == (1, 8)
+    assert sorted(found) == sorted(expected)
+
+
+@pytest.mark.slow
+def test_a_search_takes_the_best_to_other_meshes(command):
+    """Whole programs on eight CPU devices: six on the recipe's mesh, then two others."""
+    found = command("cpu:8", search=8)["search"]
+    assert len(found) == 8
+    meshes = [(one["mesh"]["fsdp"], one["mesh"]["tensor"]) for one in found]
+    assert sorted(meshes) == [*[(1, 1)] * 6, (1, 2), (4, 1)]
+    words = {one["settings"].partition(" mesh")[0] for one in found if one["mesh"]["data"] != 8}
+    assert len(words) == 1  # both with the same rest, the best of the six
+    own = [one for one in found if one["mesh"]["data"] == 8]
+    assert words == {
+        min(own, key=lambda o: o["peak_bytes_per_device"])["settings"].partition(" mesh")[0]
+    }
 
 
 @pytest.fixture
@@ -327,6 +354,74 @@ def test_a_pod_program_of_two_slices(command):
     sums = sum(row["payload_bytes"] for row in between if not row["loss"])
     assert 0.9 * 4 * found["parameters"] / 16 < sums < 4 * found["parameters"] / 4
     assert found["sent_bytes_between_slices_per_device"] == sum(r["sent_bytes"] for r in between)
+
+
+@needs_tpu_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("chips, name", [(8, "v5e:2x4"), (64, "v5e:8x8"), (256, "v5e:16x16")])
+def test_a_step_sends_what_the_formulas_say_at_a_fixed_batch_a_chip(command, chips, name):
+    """The loss in proportion to the chips, on two axes; parameters and gradients the same."""
+    batch = 16 * chips
+    found = command(name, **{"mesh.fsdp": 4, "batch_size": batch})
+    assert found["mesh"] == {"slice": 1, "data": chips // 4, "fsdp": 4, "tensor": 1}
+    pairs = batch * 32 * 12 * (1 + 1 / 4)
+    assert pairs < found["loss_sent_bytes_per_device"] < pairs + batch * 128 * (1 + 1 / 4)
+    check_fsdp(found["collectives"], found["parameters"], fsdp=4)
+
+
+@needs_tpu_compiler
+@pytest.mark.slow
+def test_at_a_real_width_gradients_are_scattered_and_gathers_run_beside_products(command):
+    """At 512 entries the compiler chooses other forms than at 64."""
+    width = {f"model.{tower}.width": 512 for tower in ("image", "text")}
+    found = command("v5e:2x4", **{"mesh.fsdp": 4, "batch_size": 1024, **width})
+    rows, parameters = found["collectives"], found["parameters"]
+
+    def total(what, kind, *axes, loss=False):
+        place = kind, [*axes], loss
+        return sum(r[what] for r in rows if (r["kind"], r["axes"], r["loss"]) == place)
+
+    assert total("payload_bytes", "reduce-scatter", "fsdp") > 0.95 * 2 * parameters
+    assert total("payload_bytes", "all-reduce", "fsdp") < 0.02 * 2 * parameters
+    # What the chip waits for are the scatters and the sums over data; gathers are begun early.
+    for kind, loss, share in (("all-gather", False, 0.6), ("collective-permute", True, 0.5)):
+        sent = total("sent_bytes", kind, "fsdp", loss=loss)
+        assert total("beside_bytes", kind, "fsdp", loss=loss) > share * sent
+    assert total("beside_bytes", "reduce-scatter", "fsdp") == 0
+    assert found["sent_bytes_beside_products_per_device"] > 0.3 * found["sent_bytes_per_device"]
+
+
+@needs_tpu_compiler
+@pytest.mark.slow
+def test_what_a_refusal_advises_fits_when_it_is_compiled(command):
+    """By how much: chunks that divide what grows with the batch; a cut that shrinks the state."""
+    remat = {"model.image.remat": "none", "model.text.remat": "none"}
+    large = {"batch_size": 1 << 21, **remat}
+    refused = command("v5e:2x4", **large)
+    assert not refused["fits"]
+    over = refused["peak_bytes_per_device"] - refused["capacity_bytes"]
+    advice = " ".join(refused["advice"])
+    assert advice.startswith(f"{over / 2**30:.2f} GiB too much")
+    chunks = int(re.search(r"config\.train\.microbatches=(\d+)", advice).group(1))
+    assert command("v5e:2x4", **large, **{"train.microbatches": chunks})["fits"]
+    assert "config.model.image.remat=full (now none)" in advice
+    full = command("v5e:2x4", **large | dict.fromkeys(remat, "full"))
+    assert full["peak_bytes_per_device"] < 0.7 * refused["peak_bytes_per_device"]
+
+
+@needs_tpu_compiler
+@pytest.mark.slow
+def test_a_state_that_is_too_large_fits_when_it_is_cut_as_advised(command):
+    wide = {f"model.{tower}.{key}": value for tower in ("image", "text")
+            for key, value in {"width": 2048, "depth": 24, "heads": 16}.items()}  # fmt: skip
+    refused = command("v5e:2x4", **wide)
+    assert not refused["fits"]
+    advice = " ".join(refused["advice"])
+    fsdp, saved = re.search(r"mesh\.fsdp=(\d+) cuts .* saves ([\d.]+) GiB", advice).groups()
+    cut = command("v5e:2x4", **wide, **{"mesh.fsdp": int(fsdp)})
+    assert cut["fits"]
+    less = refused["state_bytes_per_device"] - cut["state_bytes_per_device"]
+    np.testing.assert_allclose(less / 2**30, float(saved), rtol=0.01)
 
 
 @needs_gpu_compiler

@@ -1,10 +1,12 @@
 """Checkpoints: damaged ones are named and passed over, others restore anywhere."""
 
 import gc
+import os
 import pathlib
 import resource
 import shutil
 import signal
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -177,3 +179,55 @@ def test_retention_that_contradicts_itself_is_refused(wrong):
 
 def test_nothing_saved_restores_nothing(open_checkpointer):
     assert open_checkpointer().restore(abstract(sharded(1))) is None
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Finished checkpoints get their names when the gate is opened, at the latest after 20 s."""
+    opened, rename = threading.Event(), os.rename
+
+    def late(source, target, **options):
+        if pathlib.Path(target).name.isdecimal():
+            opened.wait(20)
+        rename(source, target, **options)
+
+    monkeypatch.setattr(os, "rename", late)
+    yield opened
+    opened.set()
+
+
+def test_a_save_goes_on_while_the_next_steps_run_and_holds_what_was_given(
+    open_checkpointer, tmp_path, gate
+):
+    """The steps are given the arrays that are being saved, and write over them."""
+    checkpointer, folder = open_checkpointer(keep=3), tmp_path / "checkpoints"
+    double = jax.jit(lambda state: jax.tree.map(lambda x: 2 * x, state), donate_argnums=0)
+    state = jax.block_until_ready(double(sharded(2, np.arange(1 << 22, dtype=np.float32))))
+    expected = jax.tree.map(lambda x: np.array(x, copy=True), state)
+    target = abstract(state)
+    checkpointer.save(5, state, {"data": {}, "metrics": 0})
+    for _ in range(3):
+        state = jax.block_until_ready(double(state))
+    assert not gate.is_set()
+    assert list_steps(folder) == []  # three steps are done, and the save is not
+    gate.set()
+    checkpointer.wait()
+    assert list_steps(folder) == [5]
+    restored = open_checkpointer().restore(target).state
+    jax.tree.map(np.testing.assert_array_equal, restored, expected)
+    np.testing.assert_array_equal(
+        state["parameters"]["weights"], 8 * expected["parameters"]["weights"]
+    )
+
+
+def test_a_save_waits_for_the_one_before(open_checkpointer, tmp_path, gate):
+    """Two are never written at a time: the later one could be believed before the earlier one."""
+    checkpointer = open_checkpointer(keep=3)
+    checkpointer.save(5, sharded(2), {"data": {}, "metrics": 0})
+    opener = threading.Timer(0.5, gate.set)
+    opener.start()
+    checkpointer.save(6, sharded(2), {"data": {}, "metrics": 0})
+    assert gate.is_set()
+    assert 5 in list_steps(tmp_path / "checkpoints")
+    checkpointer.wait()
+    assert list_steps(tmp_path / "checkpoints") == [5, 6]

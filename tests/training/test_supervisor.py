@@ -39,12 +39,15 @@ def test_what_is_killed_or_aborts_is_started_again(supervise):
         if life == 1: os.kill(os.getpid(), signal.SIGKILL)
         if life == 2: os.abort()
         if life == 3: sys.exit(75)
-        """
+        if life == 4: sys.exit(74)
+        """,
+        restarts=4,
     )
-    assert (status, lives) == (0, 4)
-    assert re.search(r"ended by SIGKILL after \d+ s; restart 1 of 3", said[0])
+    assert (status, lives) == (0, 5)
+    assert re.search(r"ended by SIGKILL after \d+ s; restart 1 of 4", said[0])
     assert "ended by SIGABRT" in said[1]
     assert "ended with status 75" in said[2]
+    assert "ended with status 74" in said[3]
 
 
 def test_a_child_that_stopped_in_order_is_not_started_again(supervise):
