@@ -34,7 +34,7 @@ def run(context: Context) -> Outcome:
         name: trials.difference(rows["batch"], rows[name], METRIC) for name in ("bm25", "ance")
     }
     over = "seeds" if len(rows["batch"]) > 1 else "queries (one seed)"
-    first = trials.evaluation(rows["batch"][0]).values
+    first = trials.evaluation(rows["batch"][0])
     beside = {"words in common (TF-IDF)": "tf_idf", "chance": "chance"}
     return Outcome(
         name="dense_retrieval",
