@@ -14,6 +14,7 @@ from contrastive.pretrained.families import Description
 from contrastive.pretrained.importing import Imported
 from contrastive.recipe import Recipe, write_recipe
 from contrastive.training.checkpoint import CheckpointConfig, Checkpointer
+from contrastive.training.optimizer import OptimizerConfig
 from contrastive.whole import new_folder
 
 _log = logging.getLogger(__name__)
@@ -33,8 +34,10 @@ def is_run(folder: pathlib.Path) -> bool:
 
 def as_recipe(imported: Imported, name: str) -> Recipe:
     """The recipe of a model that was not trained here: its towers, pictures, texts and loss; one
-    step of training, which none has made."""
+    step of training, which none has made. A temperature (or bias) that the weights do not have is
+    one that was never learned."""
     settings = imported.settings
+    frozen = tuple((name, None) for name in imported.family.fresh)
     return Recipe(
         name=name,
         total_steps=1,
@@ -42,6 +45,7 @@ def as_recipe(imported: Imported, name: str) -> Recipe:
         data=settings.data,
         model=settings.model,
         loss=settings.loss,
+        optimizer=OptimizerConfig(multipliers=frozen),
     )
 
 

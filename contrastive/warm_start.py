@@ -20,6 +20,7 @@ from contrastive.recipe import Recipe, read_recipe
 from contrastive.towers import TwoTowerConfig, VisionTransformerConfig
 from contrastive.towers.positions import Method, resize_positions
 from contrastive.training.checkpoint import read_parameters
+from contrastive.training.optimizer import is_frozen
 from contrastive.training.state import TrainState
 from contrastive.whole import whole_file
 
@@ -31,6 +32,7 @@ _MEANING = (
     *("window", "global_every", "rotary_base", "local_rotary_base"),
 )
 _POSITIONS = ("image", "positions")
+_SCALARS = ("log_scale", "bias")
 
 
 def take_tokenizer(source: pathlib.Path, workdir: pathlib.Path) -> None:
@@ -81,7 +83,8 @@ def warm_start(
     workdir: pathlib.Path,
     say: Callable[[str], None],
 ) -> TrainState:
-    """The state with every parameter that the earlier run has too, by name and shape.
+    """The state with every parameter that the earlier run has too, by name and shape; but a
+    temperature or bias that was held fixed there is a setting, and each run has its own.
 
     Where the earlier run kept a moving average, that is taken. Optimizer and step stay new. Token
     tables are taken only if the tokenizers are equal; the position table of a vision transformer is
@@ -151,7 +154,11 @@ def _run(source: pathlib.Path, say: Callable[[str], None]) -> _Earlier:
     texts = recipe.model.text is not None
     tokenizer = load_tokenizer(recipe.data, None, source) if texts else NO_TEXTS
     towers = nnx.eval_shape(lambda: build_towers(recipe, tokenizer, rngs=nnx.Rngs(0)))
-    shapes = {path: leaf.shape for path, leaf in nnx.to_flat_state(nnx.state(towers, nnx.Param))}
+    shapes = {
+        path: leaf.shape
+        for path, leaf in nnx.to_flat_state(nnx.state(towers, nnx.Param))
+        if not (_name(path) in _SCALARS and is_frozen(recipe.optimizer, _name(path)))
+    }
     average = recipe.average_decay is not None
 
     def read(target: Any) -> Any:
@@ -163,7 +170,11 @@ def _run(source: pathlib.Path, say: Callable[[str], None]) -> _Earlier:
 
 def _weights(source: pathlib.Path) -> _Earlier:
     found = import_weights(source)
-    values = dict(nnx.to_flat_state(nnx.state(found.towers, nnx.Param)))
+    values = {
+        path: leaf
+        for path, leaf in nnx.to_flat_state(nnx.state(found.towers, nnx.Param))
+        if _name(path) not in found.family.fresh  # such as a temperature that was never learned
+    }
     shapes = {path: leaf.shape for path, leaf in values.items()}
 
     def read(target: Any) -> Any:

@@ -298,6 +298,11 @@ def _names(parameters: Any) -> list[Names]:
     return [path_names(path) for path, _ in jax.tree_util.tree_leaves_with_path(parameters)]
 
 
+def is_frozen(config: OptimizerConfig, name: str) -> bool:
+    """Whether the first pattern of ``multipliers`` that matches a parameter's name holds it."""
+    return not next((f for p, f in config.multipliers if re.fullmatch(p, name)), 1.0)
+
+
 def _scale_by_multipliers(config: OptimizerConfig) -> optax.GradientTransformation:
     """Multiplies updates by the factors of ``multipliers`` and of ``layer_decay``."""
 

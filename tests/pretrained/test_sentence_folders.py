@@ -434,7 +434,9 @@ def run(config, workdir):
 
 def test_a_locked_text_tower(locked, tmp_path):
     """LiT: the encoder and its tokenizer come from a folder and stay; the projection learns, with
-    another size of rows."""
+    another size of rows. So does the recipe's temperature, since sentence encoders have none."""
+    locked.loss = {"scale_init": 20.0}
+    locked.optimizer["multipliers"] += (("log_scale", None),)
     assert run(locked, tmp_path / "run") == 0
     source, model = contrastive.load(tmp_path / "imported"), contrastive.load(tmp_path / "run")
     theirs, ours = (m.tokenizer.encode(["a red circle", "a bar"]) for m in (source, model))
@@ -442,6 +444,7 @@ def test_a_locked_text_tower(locked, tmp_path):
     before, after = (nnx.to_pure_dict(m._parameters)["text"] for m in (source, model))
     assert after.pop("projection")["kernel"].shape == (8, 16)
     assert jax.tree.all(jax.tree.map(np.array_equal, before, after))
+    assert model.scale == pytest.approx(20.0)
 
 
 def test_a_start_with_other_markers_is_refused(locked, tmp_path):
