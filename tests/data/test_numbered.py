@@ -139,6 +139,8 @@ def test_files_that_hold_no_index(tmp_path, config_of):
         read_numbers(str(tmp_path / "other.parquet"))
     with pytest.raises(ConfigError, match=r"negatives_index needs config\.data\.check = 'before'"):
         config_of("index.npz", check="during")
+    with pytest.raises(ConfigError, match=r"negatives_index has no effect: .*negatives, how many"):
+        config_of("index.npz", negatives=0)
 
 
 def test_parts_of_a_mixture_have_their_own_numbers(tmp_path, config_of):
