@@ -262,6 +262,19 @@ def test_a_warm_start_takes_what_fits_and_says_what_does_not(tiny, tmp_path):
     ).read_bytes()
 
 
+@pytest.mark.parametrize("source", ["gone.parquet", "folder"])
+def test_data_that_was_there_may_come_back_and_a_wrong_path_will_not(tiny, tmp_path, source):
+    tiny.data = {"source": str(tmp_path / source)}
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    (begun / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n')
+    for workdir, status in ((tmp_path / "new", 2), (begun, 74)):
+        with pytest.raises(UserError) as caught:
+            run(tiny, workdir)
+        assert caught.value.status == status
+        assert ("The run was trained on this data before" in str(caught.value)) == (status == 74)
+
+
 def load_towers(workdir):
     model = load(workdir)
     return nnx.merge(model._graphdef, model._parameters)
