@@ -109,6 +109,8 @@ def _exchanges(module: Module, computation: str) -> dict[str, _Exchange]:
         hosts = wrapped.opcode == "send"
         operands = wrapped.operands[:1] if hosts else wrapped.operands  # the other is a token
         size = sum(buffer.bytes for name in operands for buffer in around[name].result)
+        if kind == wrapped.opcode == "all-reduce":  # of bfloat16 it may be one to float32
+            size = max(size, sum(buffer.bytes for buffer in wrapped.result))
         found[instruction.name] = _Exchange(
             kind, None if hosts else wrapped.rest, size, wrapped.op_name
         )

@@ -23,7 +23,7 @@ from contrastive.data.pipeline import (
     read_examples,
 )
 from contrastive.data.records import InMemorySource, SampleError
-from contrastive.errors import ConfigError, DataError
+from contrastive.errors import ConfigError, DataError, StorageError
 
 CONFIG = DataConfig(image_size=8, text_length=8)
 PLAIN = dataclasses.replace(
@@ -376,7 +376,7 @@ def test_error_in_a_thread_surfaces_and_nothing_hangs(
     assert loader.examples.images is None
     source.armed = True
     begin = time.monotonic()
-    with pytest.raises(DataError if isinstance(error, SampleError) else OSError, match=seen):
+    with pytest.raises(StorageError if isinstance(error, SampleError) else OSError, match=seen):
         take(loader, 10)
     assert time.monotonic() - begin < 20
     loader.close()

@@ -345,3 +345,20 @@ def test_operations_under_shard_map_are_those_of_all_devices():
     x = jax.ShapeDtypeStruct((16, 3), jnp.float32)
     assert operations(mapped, x).total == 8 * 2 * 2 * 2 * 3
     assert np.prod(list(mesh.shape.values())) == 8
+
+
+def test_a_sum_of_bfloat16_to_float32_counts_as_float32():
+    text = """HloModule jit_step, is_scheduled=true
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+ENTRY %main (x: bf16[64,8], y: f32[8]) -> (f32[64,8], f32[8]) {
+  %x = bf16[64,8]{1,0} parameter(0)
+  %y = f32[8]{0} parameter(1)
+  ROOT %ar = (f32[64,8]{1,0}, f32[8]{0}) all-reduce(%x, %y), replica_groups=[1,4]<=[4], to_apply=%add
+}
+"""  # noqa: E501
+    (row,) = collectives(hlo.parse(text), {"data": 4}, 4)
+    assert row.payload_bytes == 4 * (64 * 8 + 8)

@@ -278,7 +278,7 @@ def test_a_search_begins_with_the_recipes_own_mesh_and_chunks():
         (2, {}, [(1, 2), (4, 1)]),
         (3, {}, [(4, 1)]),  # three heads go to no two devices
         (4, {"mesh.fsdp": 4}, [(1, 1), (4, 2)]),
-        (4, {"mesh.tensor": 2}, [(1, 1), (4, 2), (1, 4)]),
+        (4, {"mesh.tensor": 2}, [(1, 1), (4, 2)]),  # the texts' two heads go to no four devices
     ],
 )
 def test_a_search_goes_on_with_other_meshes_with_tensor_where_it_divides(heads, own, expected):
