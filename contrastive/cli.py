@@ -316,13 +316,13 @@ def _evaluate(options: argparse.Namespace) -> int:
     path = options.path or options.workdir
     if path is None or (options.path and options.workdir):
         raise UserError("name the model once: contrastive evaluate PATH.")
-    if options.precision or options.dims:
-        return _evaluate_compressed(path, options)
     names = ("data", "name", "split", "classes", "templates", "form", "query_prompt",
              "passage_prompt", "without_self", "most", "shots", "search", "baselines")  # fmt: skip
     given = {name: getattr(options, name) for name in names}
     given["shots"] = options.shots and tuple(options.shots)
     settings = parse_options(given)
+    if options.precision or options.dims:
+        return _evaluate_compressed(path, options)
     if (settings is None) != (options.task is None):
         raise UserError("--task and --data go together: what to measure, and on what.")
     if settings is not None:

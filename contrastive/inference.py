@@ -408,10 +408,14 @@ class Model:
     def untrained(self, seed: int) -> "Model":
         """The same architecture with fresh parameters: what a number has to beat."""
         if self.tokenizer is None:
-            raise UserError("this model came without a tokenizer, so it cannot be evaluated.")
+            raise UserError(
+                "this model came without a tokenizer, so its size before training is not known: "
+                "there is no untrained twin to compare it with (--baselines)."
+            )
         towers = initial_towers(self.recipe, self.tokenizer, seed)
         devices = list(self._mesh.devices.flat)
         options = {"batch_size": self.batch_size, "progress": self._progress}
+        options["head"] = self._head is not None
         return Model(self.recipe, towers, self.tokenizer, devices, **options)
 
     def _encode(

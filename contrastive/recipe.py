@@ -20,7 +20,7 @@ from contrastive.towers import (
     ResNetConfig,
     TwoTowerConfig,
 )
-from contrastive.training.checkpoint import CheckpointConfig
+from contrastive.training.checkpoint import EVALUATED, CheckpointConfig
 from contrastive.training.logs import LogConfig
 from contrastive.training.optimizer import OptimizerConfig
 from contrastive.whole import whole_file
@@ -186,7 +186,7 @@ class Recipe:
         best, saved = self.checkpoint.best, self.checkpoint.every
         if best is None:
             return
-        group = "eval" if best.startswith("evaluation/") else "log"
+        group = "eval" if best.startswith(EVALUATED) else "log"
         measured = self.eval.every if group == "eval" else self.log.every
         if not measured:
             raise ConfigError(

@@ -241,6 +241,9 @@ def test_D11_a_head_of_the_training_is_dropped_unless_it_is_asked_for(tokenizer)
     np.testing.assert_allclose(other.encode_text("a red cat"), behind, atol=1e-6)
     assert np.abs(model.pooled("cls").encode_text("a red cat") - rows).max() > 1e-3
     np.testing.assert_array_equal(model.pooled("mean").encode_text("a red cat"), rows)
+    assert other.untrained(1).encode_text("a red cat").shape == (1, 4)  # behind its own head
+    with pytest.raises(UserError, match="there is no untrained twin to compare it with"):
+        Model(recipe, towers, None).untrained(1)
 
 
 @pytest.mark.parametrize(

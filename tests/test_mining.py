@@ -14,6 +14,7 @@ from contrastive import config as config_lib
 from contrastive import mining
 from contrastive.commands.mine import JudgeConfig
 from contrastive.commands.mine import mine as mine_command
+from contrastive.data.config import DataConfig, PartConfig
 from contrastive.data.examples import read_examples
 from contrastive.data.numbered import read_examples_with_negatives, read_numbers
 from contrastive.data.sources import open_source
@@ -187,6 +188,11 @@ def test_keys_that_repeat_and_other_pairs_are_refused(tmp_path):
     recipe = config_lib.resolve(Recipe, ConfigDict({"name": "c", "total_steps": 1}), [])
     with pytest.raises(UserError, match="mined for pairs of texts"):
         mine_command(recipe, tmp_path / "out", MiningConfig())
+    recipe = recipe_of(tmp_path, rows_of_animals())
+    parts = tuple(PartConfig(name=name, source=recipe.data.source) for name in "ab")
+    data = DataConfig(source="mixture", pairs="texts", mixture=parts)
+    with pytest.raises(UserError, match="parts of a mixture are numbered each for itself"):
+        mine_command(dataclasses.replace(recipe, data=data), tmp_path / "x.npz", MiningConfig())
 
 
 def test_a_judge_keeps_the_hardest_that_do_not_belong(monkeypatch):

@@ -65,15 +65,21 @@ def mine(
 
     Raises:
       UserError: The recipe has no pairs of texts, these have no keys or keys that repeat (of which
-        numbers have no need), nothing was found, or the file cannot be written.
+        numbers have no need), numbers are asked for of a mixture, nothing was found, or the file
+        cannot be written.
     """
     data = recipe.data
     if data.pairs != "texts":
         raise UserError(
             f"config.data.pairs = {data.pairs!r}: hard negatives are mined for pairs of texts."
         )
-    source = open_source(data, "train")
     by_number = output.suffix == ".npz"
+    if by_number and data.mixture:
+        raise UserError(
+            f"--output={output}: the parts of a mixture are numbered each for itself. Mine each "
+            "part with a recipe of its own, or write .jsonl."
+        )
+    source = open_source(data, "train")
     if not by_number:
         _check_keys(source, data)
     try:

@@ -19,7 +19,7 @@ from contrastive import config as config_lib
 from contrastive import mesh as mesh_lib
 from contrastive.assembly import Program, make_program
 from contrastive.commands import workdir as workdir_lib
-from contrastive.commands.best import check_best
+from contrastive.commands.best import check_best, evaluation_numbers
 from contrastive.commands.evaluate import LISTS, NUMBERS, is_evaluated, save_evaluation
 from contrastive.data.pipeline import BatchLoader, open_batches, open_source
 from contrastive.data.tokenizer import Tokenizer, load_tokenizer
@@ -442,11 +442,7 @@ class _Run:
 
     def _evaluate_quickly(self, step: int, state: TrainState) -> None:
         results = evaluate(self._model(state), self.recipe, quick=True, devices=self.devices)
-        metrics = {
-            f"evaluation/{name}": value
-            for name, value in results.items()
-            if isinstance(value, float)
-        }
+        metrics = evaluation_numbers(results)
         self._measured(step, metrics)
         self._write(step, metrics)
 

@@ -498,6 +498,11 @@ class DataConfig:
             )
         if self.mined.every and self.tokenizer.hidden:
             raise ConfigError("config.data.tokenizer.hidden does not go with config.data.mined.")
+        if self.numbered and not self.negatives:
+            raise ConfigError(
+                "config.data.fields.negatives_index has no effect: config.data.negatives, how many "
+                "a pair has in a batch, is 0."
+            )
         if self.numbered and self.check == "during":
             raise ConfigError(
                 "config.data.fields.negatives_index needs config.data.check = 'before': the texts "

@@ -101,6 +101,8 @@ def read_numbers(path: str) -> Numbers:
         )
     try:
         return read(path)
+    except DataError:
+        raise
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
     except Exception as error:  # the readers raise whatever they like

@@ -214,6 +214,8 @@ class Account:
         kept = [entry for entry in _read_log(self._log) if 0 < entry["step"] <= step]
         self.errors.write(self._log)
         for entry in sorted(kept, key=lambda entry: entry["step"]):
+            if entry["index"] in self._named:
+                continue  # several processes that share a part of the batch share its log
             key, reason, detail = (str(entry.get(k, "")) for k in ("key", "reason", "detail"))
             self._name(Bad(entry["index"], key, SampleError(reason, detail)), entry["step"])
 

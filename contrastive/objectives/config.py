@@ -175,7 +175,7 @@ class LossConfig:
         if self.name == "relevance" and not negatives:
             raise ConfigError(
                 f"{where} tells a pair from its negatives: set config.data.negatives, and where "
-                "they come from (config.data.fields.negatives or negatives_file)."
+                "they come from (config.data.fields.negatives, negatives_file or negatives_index)."
             )
         alone = self.name in ("triplet", "relevance")
         if not self.share_negatives and (not negatives or alone):

@@ -5,13 +5,12 @@ ones that do not are named with the reason. Nothing is ever restarted from zero 
 """
 
 import dataclasses
-import difflib
 import json
 import logging
 import pathlib
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -182,10 +181,11 @@ class Checkpointer:
 
         Raises:
           UnwrittenCheckpoint: This or the write before failed.
-          ConfigError: ``config.best`` is not among numbers of its kind.
         """
         manager = self._open()
-        judged = self._judged(metrics or {})
+        judged = {
+            name: value for name, value in (metrics or {}).items() if name == self._config.best
+        }
         try:
             manager.check_for_errors()
             manager.save(
@@ -193,25 +193,13 @@ class Checkpointer:
                 args=ocp.args.Composite(
                     state=ocp.args.StandardSave(state), position=ocp.args.JsonSave(position)
                 ),
-                metrics=judged,
+                metrics=judged or None,
                 force=True,
             )
         except Exception as error:
             raise UnwrittenCheckpoint(
                 f"writing checkpoint {step} to {self._folder} failed ({first_line(error)})."
             ) from error
-
-    def _judged(self, metrics: Mapping[str, float]) -> dict[str, float] | None:
-        name = self._config.best
-        if name is None:
-            return None
-        if name in metrics:
-            return {name: metrics[name]}
-        evaluated = name.startswith(EVALUATED)
-        known = [m for m in sorted(metrics) if m.startswith(EVALUATED) == evaluated]
-        if known:
-            raise not_measured(name, known)
-        return None
 
     def wait(self) -> None:
         """Blocks until everything is on disk.
@@ -244,27 +232,6 @@ class Checkpointer:
                 manager.close()
             except Exception as error:
                 self._notify(f"The last checkpoint was not written ({first_line(error)}).")
-
-
-def not_measured(
-    best: str, known: Sequence[str], others: Sequence[str] = (), *, most: int = 40
-) -> ConfigError:
-    """The refusal of a ``config.checkpoint.best`` that is not among the numbers of a run.
-
-    Args:
-      best: As given.
-      known: Numbers of its kind.
-      others: Of the other kind, which may have been meant.
-      most: So many are listed.
-    """
-    near = [name for name in others if name.endswith(f"/{best}")][:3]
-    near = near or difflib.get_close_matches(best, [*known, *others], n=3, cutoff=0.5)
-    more = f" and {len(known) - most} more" if len(known) > most else ""
-    return ConfigError(
-        f"config.checkpoint.best = {best!r} is not measured"
-        + (f"; did you mean {' or '.join(near)}? Known" if near else "; known")
-        + f" are {', '.join(sorted(known)[:most])}{more}."
-    )
 
 
 def list_steps(folder: pathlib.Path) -> list[int]:

@@ -254,6 +254,8 @@ def test_what_is_no_run_is_not_evaluated_on_its_own_data(tmp_path, capsys):
     (tmp_path / "config.json").write_text('{"architectures": ["CLIPModel"]}')
     assert main(["evaluate", str(tmp_path)]) == 2
     assert "is not the folder of a run, which would be measured" in capsys.readouterr().err
+    assert main(["evaluate", str(tmp_path), "--precision=int8", "--baselines"]) == 2
+    assert "--baselines needs --data, and --task" in capsys.readouterr().err
     assert main(["evaluate", str(tmp_path), "--task=guess", "--data=x"]) == 2
     assert "'guess' is no task: choose from retrieval" in capsys.readouterr().err
     assert main(["evaluate", str(tmp_path), "--task=bitext", "--data=x", "--query-prompt=a",

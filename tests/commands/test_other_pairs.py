@@ -11,6 +11,7 @@ from flax import nnx
 from rich.console import Console
 
 from contrastive import config as config_lib
+from contrastive.commands.best import evaluation_names
 from contrastive.commands.embed import embed
 from contrastive.commands.mine import JudgeConfig, mine
 from contrastive.commands.search import search
@@ -157,6 +158,24 @@ def test_a_momentum_encoder_is_a_part_of_the_checkpoint(views, tmp_path, version
         run(views, tmp_path / "moved", "mesh.fsdp=2", devices=8)
         moved, whole = losses(tmp_path / "moved"), losses(tmp_path / "whole")
         np.testing.assert_allclose(moved, whole, rtol=1e-4)
+
+
+def test_what_is_measured_of_judged_pairs_is_known_without_a_model(texts, tmp_path):
+    """So that ``checkpoint.best`` may name it."""
+    texts.data.update({"joined": True, "query_prefix": "", "passage_prefix": ""})
+    tower = {"kind": "transformer", "width": 32, "heads": 2, "depth": 1}
+    texts.model, texts.loss = {"embedding_dim": 16, "text": tower}, {"name": "relevance"}
+    recipe = config_lib.resolve(Recipe, texts, [])
+    assert "evaluation/train/relevance/mrr" in evaluation_names(recipe, None, jax.devices()[:1])
+    with open(tmp_path / "labelled.jsonl", "w") as file:
+        for i in range(60):
+            row = {"id": f"q{i}", "query": f"w{i}", "positive": f"w{i}", "label": "abc"[i % 3]}
+            file.write(json.dumps(row) + "\n")
+    texts.data.update({"source": str(tmp_path / "labelled.jsonl"), "negatives": 0})
+    texts.data.fields, texts.loss = {"labels": ("a", "b", "c")}, {"name": "classifier"}
+    recipe = config_lib.resolve(Recipe, texts, [])
+    names = evaluation_names(recipe, None, jax.devices()[:1])
+    assert {f"evaluation/train/classification/{n}" for n in ("accuracy", "recall_c")} < {*names}
 
 
 @pytest.mark.slow

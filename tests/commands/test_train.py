@@ -262,6 +262,19 @@ def test_a_warm_start_takes_what_fits_and_says_what_does_not(tiny, tmp_path):
     ).read_bytes()
 
 
+@pytest.mark.parametrize("source", ["gone.parquet", "folder"])
+def test_data_that_was_there_may_come_back_and_a_wrong_path_will_not(tiny, tmp_path, source):
+    tiny.data = {"source": str(tmp_path / source)}
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    (begun / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n')
+    for workdir, status in ((tmp_path / "new", 2), (begun, 74)):
+        with pytest.raises(UserError) as caught:
+            run(tiny, workdir)
+        assert caught.value.status == status
+        assert ("The run was trained on this data before" in str(caught.value)) == (status == 74)
+
+
 def load_towers(workdir):
     model = load(workdir)
     return nnx.merge(model._graphdef, model._parameters)
@@ -276,7 +289,15 @@ def test_the_best_checkpoint_is_kept_by_a_number_of_the_evaluation(tiny, tmp_pat
         folder = tmp_path / name.rpartition("/")[2]
         run(tiny, folder, f"checkpoint.best={name}", "checkpoint.best_mode=min", "eval.every=2",
             "checkpoint.keep=1", "checkpoint.every=2")  # fmt: skip
-        assert len(list((folder / "checkpoints").iterdir())) in (1, 2)
+        values = {
+            line["step"]: line[name]
+            for line in read_metrics(folder)
+            if name in line and line["step"] % 2 == 0
+        }
+        best_steps = {step for step, value in values.items() if value == min(values.values())}
+        kept = {int(path.name) for path in (folder / "checkpoints").iterdir()}
+        assert len(kept) <= 2
+        assert kept & best_steps
     measured = [line for line in read_metrics(folder) if best in line]
     recipe = config_lib.resolve(Recipe, tiny, [])
     names = evaluation_names(recipe, 1.0, jax.devices()[:1])

@@ -126,6 +126,8 @@ def test_an_index_that_does_not_fit_is_refused(numbers, words, tmp_path, config_
 def test_files_that_hold_no_index(tmp_path, config_of):
     with pytest.raises(DataError, match="cannot be read"):
         read_numbers(str(tmp_path / "none.npz"))
+    with pytest.raises(DataError, match=r"^nowhere://bucket/index.npz: .*in buckets need"):
+        read_numbers("nowhere://bucket/index.npz")
     with pytest.raises(DataError, match=r"has to end in \.npz, \.parquet, \.jsonl"):
         read_numbers("index.txt")
     (tmp_path / "bad.npz").write_bytes(b"PK no")
@@ -139,6 +141,8 @@ def test_files_that_hold_no_index(tmp_path, config_of):
         read_numbers(str(tmp_path / "other.parquet"))
     with pytest.raises(ConfigError, match=r"negatives_index needs config\.data\.check = 'before'"):
         config_of("index.npz", check="during")
+    with pytest.raises(ConfigError, match=r"negatives_index has no effect: .*negatives, how many"):
+        config_of("index.npz", negatives=0)
 
 
 def test_parts_of_a_mixture_have_their_own_numbers(tmp_path, config_of):

@@ -177,6 +177,7 @@ def test_a_run_that_goes_on_counts_what_one_that_never_stopped_has_counted(
     follow(first, 6)  # all are listed when it crashes
     with open(log, "a") as file:  # by a run that has met it, and will not again
         file.write('{"index": 5, "key": "key-5", "reason": "decode error", "step": 9}\n')
+        file.write((tmp_path / "whole.jsonl").read_text())  # by a process with the same rows
     second = open_loader(Indexed(records), error_log=log)
     second.restore(state)
     assert (second.skipped(4), second.state()["bad"]) == expected[3]

@@ -12,6 +12,7 @@ from PIL import Image
 from contrastive.data.records import InMemorySource, Record
 from contrastive.errors import ConfigError, DataError, UserError
 from contrastive.evaluation import pictures as pictures_module
+from contrastive.evaluation.baselines import RawPixels
 from contrastive.evaluation.pictures import encode_source
 from contrastive.evaluation.tasks import READS, TASKS, TaskOptions, run_tasks
 
@@ -107,6 +108,10 @@ class Blind(ColourModel):
     def encode_image(self, images) -> np.ndarray:
         return np.tile(colour_row(np.array([1.0, 1.0, 1.0])), (len(images), 1))
 
+    def encode_text(self, texts, *, role="query") -> np.ndarray:
+        rows = np.random.default_rng(len(texts)).normal(size=(len(texts), 4)).astype(np.float32)
+        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
 
 def test_probes_stand_beside_an_untrained_twin_and_pixels(pictures):
     wanted = options(pictures, classes=str(pictures / "names.json"), baselines=True)
@@ -118,6 +123,22 @@ def test_probes_stand_beside_an_untrained_twin_and_pixels(pictures):
     assert not any("zero_shot" in key and key.endswith(("_init", "_pixels")) for key in got)
     with pytest.raises(ConfigError, match="--baselines has no effect"):
         run_tasks(Twins(), ["geometry"], options(pictures, baselines=True))
+
+
+def test_similarity_stands_beside_an_untrained_twin(tmp_path):
+    path = tmp_path / "sts.jsonl"
+    pairs = [("red", "red", 5), ("red", "pink", 3), ("red", "green", 0.5), ("blue", "white", 1)]
+    rows = [{"sentence1": a, "sentence2": b, "score": score} for a, b, score in pairs]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    got = run_tasks(Twins(), ["similarity"], options(path, baselines=True))
+    assert got["colours/similarity/spearman"] > got["colours/similarity/spearman_random_init"]
+    assert not any("raw_pixels" in key for key in got)
+
+
+def test_a_black_picture_has_a_row_of_zeros():
+    black, red = (Image.new("RGB", (9, 5), colour) for colour in ("black", "red"))
+    rows = RawPixels(4).encode_image([black, red])
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), [0.0, 1.0], atol=1e-6)
 
 
 def test_labels_of_probes_may_be_the_captions(pictures):

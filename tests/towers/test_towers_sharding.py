@@ -20,6 +20,7 @@ from contrastive.towers import (
     TwoTowerConfig,
     VisionTransformerConfig,
     axis_rules,
+    sharding,
 )
 
 TRANSFORMER = {"width": 16, "depth": 2, "heads": 2, "mlp_ratio": 2.0, "dropout": 0.25}
@@ -202,6 +203,30 @@ def test_every_pooling_has_its_shardings_spelled_out(text, image):
     assert a.sharding.spec[0] == b.sharding.spec[0] == ("data", "fsdp")
     for g, p in zip(jax.tree.leaves(gradient), jax.tree.leaves(abstract), strict=True):
         assert g.sharding.spec == p.sharding.spec
+
+
+@pytest.mark.parametrize("dimension", [0, 1, 2])
+def test_a_gather_gives_its_gradient_back_to_the_parts(dimension):
+    """Over two axes at once, along any dimension: the whole in order, and the sum of gradients."""
+    mesh = jax.make_mesh((2, 4), ("slice", "fsdp"), axis_types=(AxisType.Explicit,) * 2)
+    parts, spec = ("slice", "fsdp"), [None] * 3
+    spec[dimension] = parts
+    whole = (np.arange(512, dtype=np.float32) / 512).reshape(8, 8, 8)
+
+    def local(value, row):
+        return jnp.sum(sharding._gathered(value, parts, dimension) * row[0])[None]
+
+    def loss(value, rows):
+        cut = PartitionSpec(*spec), PartitionSpec(parts)
+        return jax.shard_map(local, mesh=mesh, in_specs=cut, out_specs=cut[1])(value, rows).sum()
+
+    rows = np.random.default_rng(0).normal(size=(8, 8, 8, 8)).astype(np.float32)
+    with jax.set_mesh(mesh):
+        value = jax.device_put(whole, NamedSharding(mesh, PartitionSpec(*spec)))
+        given = jax.device_put(rows, NamedSharding(mesh, PartitionSpec(parts)))
+        found, gradient = jax.jit(jax.value_and_grad(loss))(value, given)
+    np.testing.assert_allclose(found, (whole * rows).sum(), atol=1e-2)
+    np.testing.assert_allclose(gradient, rows.sum(axis=0), atol=1e-4)
 
 
 def test_parameters_are_born_where_the_rules_put_them(quick):
