@@ -24,8 +24,8 @@ train: env  ## train the emoji model (about 4 minutes), evaluate it, write the r
 experiments: env  ## all experiments in short form, each checked, one page (runs/experiments); resumes; ARGS=--full: all seeds
 	@JAX_PLATFORMS=$${JAX_PLATFORMS:-cpu} $(PYTHON) -m experiments $(ARGS)
 
-# Half of the suite's time went into the last optimisations of small programs for the CPU (LLVM's).
-# `make test-slow` and pytest by itself leave them on, as training does.
+# Without the last optimisations of programs for the CPU (LLVM's) two files that compile much take
+# half the processor's time. `make test-slow` and pytest by itself leave them on, as training does.
 test: env-plan  ## run the test suite; ARGS="-k name" selects
 	@XLA_FLAGS="$$XLA_FLAGS --xla_backend_optimization_level=0" $(PYTHON) -m pytest -n $(WORKERS) $(ARGS)
 
