@@ -13,7 +13,8 @@ blur), to be probed by its ten classes:
 
     python -m experiments.data.fashion_mnist
     contrastive train --config=configs/simclr.py:fashion --workdir=runs/fashion
-    contrastive evaluate runs/fashion --task=knn --task=linear_probe --data=data/fashion_mnist --baselines
+    contrastive evaluate runs/fashion --task=knn --task=linear_probe \\
+        --data=data/fashion_mnist --baselines
 """
 
 from ml_collections import ConfigDict
