@@ -8,6 +8,7 @@ LAMB. The argument says what the second view is of: ``artists``, the same concep
 drew it; ``augmented``, the same drawing. Both are tested on concepts that were never trained on, as
 one artist drew them against another. ``resnet``: ``artists`` with the paper's tower for small
 pictures, a ResNet-18 with batch normalisation over the global batch, here a quarter as wide.
+``openmoji``: ``artists`` with OpenMoji as a fourth one (the extra ``openmoji``; share-alike).
 ``fashion``: two views of a picture of Fashion-MNIST by the paper's stack for small pictures (no
 blur), to be probed by its ten classes:
 
@@ -24,8 +25,8 @@ from contrastive.errors import ConfigError
 
 def get_config(views: str = "artists") -> ConfigDict:
     """The recipe; everything that is not named here has the default of its dataclass."""
-    if views not in ("artists", "augmented", "resnet", "fashion"):
-        raise ConfigError(f"{views!r}: choose artists, augmented, resnet or fashion.")
+    if views not in ("artists", "augmented", "resnet", "fashion", "openmoji"):
+        raise ConfigError(f"{views!r}: choose artists, augmented, resnet, fashion or openmoji.")
     config = ConfigDict()
     config.name = f"simclr-{views}"
     config.batch_size = 256
@@ -37,6 +38,8 @@ def get_config(views: str = "artists") -> ConfigDict:
     config.data.image_size = 32
     config.data.views = ConfigDict()
     config.data.views.second = "picture" if views in ("augmented", "fashion") else "content"
+    if views == "openmoji":
+        config.data.emoji = ConfigDict({"openmoji": True})
     if views == "fashion":
         config.data.stack = ConfigDict()
         config.data.stack.name = "simclr"

@@ -31,6 +31,7 @@ RECIPES = (
     "ance.py",
     *("dpr.py:debian", "dpr.py:bm25", "dpr.py:wordnet"),
     *("simclr.py:artists", "simclr.py:augmented", "simclr.py:resnet", "simclr.py:fashion"),
+    "simclr.py:openmoji",
     *("moco.py:v2", "moco.py:v3"),
 )
 

@@ -176,6 +176,8 @@ class EmojiConfig:
     # Set a tenth of the training concepts aside, by base, and evaluate on their pictures only:
     # to choose settings by, without a look at the test sets.
     validation: bool = False
+    # Also train on OpenMoji's drawings of the training concepts; needs the extra openmoji.
+    openmoji: bool = False
 
 
 Preset: TypeAlias = Literal[

@@ -11,6 +11,8 @@ import pathlib
 from collections.abc import Sequence
 from typing import NotRequired, Protocol, TypedDict, runtime_checkable
 
+import numpy as np
+
 from contrastive.pairs import Pairs
 from contrastive.whole import whole_file
 
@@ -114,6 +116,22 @@ class Subset:
 
     def __getitem__(self, index: int, /) -> Record:
         return self._source[self._rows[index]]
+
+
+class Joined:
+    """The records of several sources, one after another."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._sources = sources
+        self._ends = np.cumsum([len(source) for source in sources])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int, /) -> Record:
+        part = int(np.searchsorted(self._ends, index, side="right"))
+        source = self._sources[part]
+        return source[index - int(self._ends[part]) + len(source)]
 
 
 class DataErrors:

@@ -14,7 +14,7 @@ from contrastive.data.csv_source import (
     read_text_csv,
 )
 from contrastive.data.mixture import Mixture, Part
-from contrastive.data.records import SampleError, Source, Subset
+from contrastive.data.records import Joined, SampleError, Source, Subset
 from contrastive.data.splits import content_ids, rows_of_split
 from contrastive.data.text_fields import TextFields
 from contrastive.errors import NoSuchSplit
@@ -125,9 +125,13 @@ def _open_emoji(config: DataConfig, split: str) -> Source:
     from contrastive.data import emoji
 
     cache = pathlib.Path(config.cache).expanduser()
-    if not config.emoji.validation or split not in ("train", emoji.VALIDATION_SPLIT):
+    if split != "train" and not (config.emoji.validation and split == emoji.VALIDATION_SPLIT):
         return emoji.open_split(split, cache)
+    splits = ("train", emoji.OPENMOJI_SPLIT) if config.emoji.openmoji else ("train",)
+    parts = [emoji.open_split(name, cache) for name in splits]
+    source = Joined(parts) if len(parts) > 1 else parts[0]
+    if not config.emoji.validation:
+        return source
     wanted = split == emoji.VALIDATION_SPLIT
-    members = emoji.split_members("train")
-    rows = [i for i, (_, concept) in enumerate(members) if concept.validation == wanted]
-    return Subset(emoji.open_split("train", cache), rows)
+    members = (concept for name in splits for _, concept in emoji.split_members(name))
+    return Subset(source, [i for i, x in enumerate(members) if x.validation == wanted])

@@ -132,7 +132,12 @@ def emoji_splits(data: DataConfig) -> list[str]:
     if data.emoji.validation:
         return [emoji.VALIDATION_SPLIT, "train"]
     tests = [name for name in SPLITS if name != "train"]
-    return [*tests, *(OPENMOJI_SPLITS if openmoji_version() else ()), "train"]
+    others = [
+        name
+        for name in (OPENMOJI_SPLITS if openmoji_version() else ())
+        if not (data.emoji.openmoji and name == emoji.OPENMOJI_SPLIT)
+    ]
+    return [*tests, *others, "train"]
 
 
 def _may_be_named(concept: emoji.Concept, split: str) -> bool:

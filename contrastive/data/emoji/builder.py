@@ -9,6 +9,7 @@ import tensorflow_datasets as tfds
 from PIL import Image
 
 from contrastive.data.emoji.concepts import (
+    OPENMOJI_SPLIT,
     OPTIONAL_STYLES,
     TEST_STYLES,
     TRAIN_STYLES,
@@ -26,7 +27,7 @@ SPLITS: dict[str, tuple[tuple[str, ...], bool]] = {
     "unseen_both": (TEST_STYLES, True),
 }
 OPENMOJI_SPLITS: dict[str, tuple[tuple[str, ...], bool]] = {
-    "unseen_artist_openmoji": (OPTIONAL_STYLES, False),
+    OPENMOJI_SPLIT: (OPTIONAL_STYLES, False),
     "unseen_both_openmoji": (OPTIONAL_STYLES, True),
 }
 
