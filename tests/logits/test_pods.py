@@ -85,7 +85,8 @@ def test_bytes_of_all_chips_grow_with_the_square_of_their_number(name, per_entry
         assert 0 < sent - per_entry * batch * dim < 128 * batch + 2 * rows * dim
         assert {row.kind for row in found if row.sent_bytes > 1024} == {"collective-permute"}
         total[chips] = chips * sent
-    np.testing.assert_allclose(total[64] / total[8], 64, rtol=0.02)
+    # Of 8 chips the half account is 2.6 % of what the sigmoid loss sends.
+    np.testing.assert_allclose(total[64] / total[8], 64, rtol=0.03)
     np.testing.assert_allclose(total[256] / total[64], 16, rtol=0.02)
 
 
