@@ -19,7 +19,9 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 from ml_collections import ConfigDict  # noqa: E402
 from PIL import Image, ImageDraw  # noqa: E402
+from tqdm import tqdm  # noqa: E402
 
+tqdm.monitor_interval = 0  # its thread stumbles over bars that end meanwhile, rarely
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
