@@ -41,10 +41,7 @@ def get_config(views: str = "artists") -> ConfigDict:
     if views == "openmoji":
         config.data.emoji = ConfigDict({"openmoji": True})
     if views == "fashion":
-        config.data.stack = ConfigDict()
-        config.data.stack.name = "simclr"
-        config.data.stack.strength = 0.5
-        config.data.stack.blur = False
+        config.data.stack = ConfigDict({"name": "simclr", "strength": 0.5, "blur": False})
     else:
         config.data.augment = ConfigDict()
         config.data.augment.hue = 20.0  # artists disagree on shades

@@ -20,7 +20,7 @@ from contrastive.recipe import Recipe, read_recipe
 from contrastive.towers import TwoTowerConfig, VisionTransformerConfig
 from contrastive.towers.positions import Method, resize_positions
 from contrastive.training.checkpoint import read_parameters
-from contrastive.training.optimizer import is_frozen
+from contrastive.training.optimizer import multiplier
 from contrastive.training.state import TrainState
 from contrastive.whole import whole_file
 
@@ -157,7 +157,7 @@ def _run(source: pathlib.Path, say: Callable[[str], None]) -> _Earlier:
     shapes = {
         path: leaf.shape
         for path, leaf in nnx.to_flat_state(nnx.state(towers, nnx.Param))
-        if not (_name(path) in _SCALARS and is_frozen(recipe.optimizer, _name(path)))
+        if _name(path) not in _SCALARS or multiplier(recipe.optimizer, _name(path))
     }
     average = recipe.average_decay is not None
 

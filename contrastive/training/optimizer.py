@@ -298,9 +298,10 @@ def _names(parameters: Any) -> list[Names]:
     return [path_names(path) for path, _ in jax.tree_util.tree_leaves_with_path(parameters)]
 
 
-def is_frozen(config: OptimizerConfig, name: str) -> bool:
-    """Whether the first pattern of ``multipliers`` that matches a parameter's name holds it."""
-    return not next((f for p, f in config.multipliers if re.fullmatch(p, name)), 1.0)
+def multiplier(config: OptimizerConfig, name: str) -> float:
+    """The factor of the first pattern of ``multipliers`` that matches a parameter's name, else 1;
+    of frozen ones 0."""
+    return next((f for p, f in config.multipliers if re.fullmatch(p, name)), 1.0) or 0.0
 
 
 def _scale_by_multipliers(config: OptimizerConfig) -> optax.GradientTransformation:
@@ -316,10 +317,8 @@ def _scale_by_multipliers(config: OptimizerConfig) -> optax.GradientTransformati
 
         def scale(path: Any, x: jax.Array) -> jax.Array:
             names = path_names(path)
-            factor = next(
-                (f for p, f in config.multipliers if re.fullmatch(p, "/".join(names))), 1.0
-            )
-            factors = np.float32(factor or 0.0) * _layer_factor(config, names, x, depths)
+            factor = np.float32(multiplier(config, "/".join(names)))
+            factors = factor * _layer_factor(config, names, x, depths)
             return x * jnp.asarray(factors, x.dtype).reshape(
                 (*np.shape(factors), *(1,) * (x.ndim - np.ndim(factors)))
             )
