@@ -128,15 +128,16 @@ def _read_parquet(path: str) -> Numbers:
 
 
 def _read_jsonl(path: str) -> Numbers:
-    rows: list[Sequence[int]] = []
+    rows: list[Any] = []
     for line in filter(bytes.strip, files.lines(path)):
         entry = json.loads(line)
         rows.append(entry[_NAME] if isinstance(entry, dict) else entry)
     return _rectangle(rows)
 
 
-def _rectangle(rows: Sequence[Sequence[int] | None]) -> Numbers:
-    """Rows of different lengths, filled up with −1; no list at all is an empty one."""
+def _rectangle(rows: Sequence[Any]) -> Numbers:
+    """Rows of a file, whatever they hold: lists of different lengths are filled up with −1; no
+    list at all is an empty one."""
     lists = [np.asarray([] if row is None else row) for row in rows]
     numbers = np.full((len(lists), max(map(len, lists), default=0)), -1, np.int64)
     for to, row in zip(numbers, lists, strict=True):
