@@ -57,17 +57,12 @@ def get_config(argument: str = "bag") -> ConfigDict:
         config.model.text.dropout = 0.1
         config.data.query_length = 32  # short descriptions are short
         config.batch_size = 256
-    if tower == "minilm":
-        _go_on_from_minilm(config)
-    if pooling:
-        config.model.text.pooling = pooling
-
     config.loss = ConfigDict()
     config.loss.name = "info_nce"
     config.loss.scale_init = 20.0
 
     config.optimizer = ConfigDict()
-    config.optimizer.learning_rate = {"bag": 3e-3, "transformer": 1e-3, "minilm": 5e-5}[tower]
+    config.optimizer.learning_rate = 3e-3 if tower == "bag" else 1e-3
     config.optimizer.warmup_steps = 50
     config.optimizer.weight_decay = 0.1
     config.optimizer.multipliers = (("log_scale", None),)  # the temperature is fixed
@@ -77,14 +72,21 @@ def get_config(argument: str = "bag") -> ConfigDict:
     config.eval = ConfigDict()
     config.eval.every = 200
     config.eval.pictures = 2000  # pairs a set
+    if tower == "minilm":
+        _go_on_from_minilm(config)
+    if pooling:
+        config.model.text.pooling = pooling
     return config
 
 
 def _go_on_from_minilm(config: ConfigDict) -> None:
     """The tower, tokenizer and parameters of all-MiniLM-L6-v2."""
     config.init_from = "data/minilm"  # its tokenizer comes with it
-    config.batch_size = 128
-    config.total_steps = 300
+    config.batch_size = 64
+    config.total_steps = 150  # a quarter of the pairs: it knows the language by then
+    config.optimizer.warmup_steps = 15
+    config.optimizer.learning_rate = 5e-5
+    config.checkpoint.every = config.eval.every = 75
     text = {"kind": "encoder", "width": 384, "depth": 6, "heads": 12, "length": 512}
     text |= {"projection": "none", "dropout": 0.1}
     config.model = ConfigDict({"embedding_dim": 384, "text": text})
