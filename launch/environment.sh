@@ -12,7 +12,7 @@ want=$(cat pyproject.toml constraints.txt launch/environment.sh | cksum)
 complete() { [ -f "$1" ] && [ "$(cat "$1")" = "$want" ]; }
 log=.venv/install.log
 install() {  # extras, stamp
-    if ! .venv/bin/uv pip install --quiet --python .venv/bin/python --constraint constraints.txt --editable ".[$1]" >"$log" 2>&1; then
+    if ! .venv/bin/uv pip install --quiet --compile-bytecode --python .venv/bin/python --constraint constraints.txt --editable ".[$1]" >"$log" 2>&1; then
         tail -n 5 "$log" >&2
         fail "installing the dependencies failed (network, disk?). The whole log: $log. Run 'make env' again to retry."
     fi
