@@ -81,4 +81,6 @@ def get_config(views: str = "artists") -> ConfigDict:
     config.checkpoint.every = 150
     config.eval = ConfigDict()
     config.eval.every = 150
+    if views == "fashion":
+        config.eval.pictures = 2000  # a set: each among all of them, beside raw pixels
     return config
