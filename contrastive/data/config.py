@@ -500,11 +500,12 @@ class DataConfig:
             )
         if self.mined.every and self.tokenizer.hidden:
             raise ConfigError("config.data.tokenizer.hidden does not go with config.data.mined.")
-        if self.numbered and not self.negatives:
-            raise ConfigError(
-                "config.data.fields.negatives_index has no effect: config.data.negatives, how many "
-                "a pair has in a batch, is 0."
-            )
+        for name in ("negatives_file", "negatives_index"):
+            if self._named(name) and not self.negatives:
+                raise ConfigError(
+                    f"config.data.fields.{name} has no effect: config.data.negatives, how many a "
+                    "pair has in a batch, is 0."
+                )
         if self.numbered and self.check == "during":
             raise ConfigError(
                 "config.data.fields.negatives_index needs config.data.check = 'before': the texts "
@@ -534,8 +535,12 @@ class DataConfig:
     @property
     def numbered(self) -> bool:
         """Whether negatives are named by numbers of other samples."""
+        return self._named("negatives_index")
+
+    def _named(self, file: str) -> bool:
+        """Whether the fields, or those of a part of a mixture, name such a file."""
         every = (self.fields, *(part.fields for part in self.mixture))
-        return any(fields.negatives_index is not None for fields in every)
+        return any(getattr(fields, file) is not None for fields in every)
 
     @property
     def patches(self) -> int:

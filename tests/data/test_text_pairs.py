@@ -131,7 +131,8 @@ def test_every_table_gives_the_same_pairs(kind, tmp_path):
 def test_negatives_by_key_from_a_file(tmp_path):
     more = [{"key": "q1", "negatives": ["far", "wrong 1 0"]}, {"key": "q8", "negatives": ["away"]}]
     fields = FieldsConfig(negatives_file=jsonl(tmp_path / "more.jsonl", more), held_out_share=0.0)
-    config = DataConfig(source=jsonl(tmp_path / "a.jsonl"), pairs="texts", fields=fields)
+    source = jsonl(tmp_path / "a.jsonl")
+    config = DataConfig(source=source, pairs="texts", negatives=1, fields=fields)
     source = open_source(config, "train")
     found = {record["key"]: record["negatives"] for record in map(source.__getitem__, range(12))}
     assert found["q1"] == ["wrong 1 0", "far"]  # equal ones once
@@ -431,6 +432,10 @@ def test_the_loss_gets_what_the_reference_expects(open_loader, check, share):
         ({"source": "emoji"}, "emoji holds no pairs of texts"),
         ({"content": "first"}, "use 'second' or 'either'"),
         ({"negatives": -1}, "negatives = -1"),
+        (
+            {"negatives": 0, "fields": FieldsConfig(negatives_file="more.jsonl")},
+            r"negatives_file has no effect: config\.data\.negatives",
+        ),
         ({"content": "either", "check": "during"}, "needs config.data.check = 'before'"),
         ({"source": "a.csv", "csv": CsvConfig(caption="x")}, r"csv\.caption has no effect"),
         ({"source": "a.csv", "fields": FieldsConfig(split="x")}, r"fields\.split has no effect"),
@@ -477,7 +482,7 @@ def test_queries_have_a_length_of_their_own(open_loader):
 )
 def test_lengths_of_queries_that_cannot_be(change, message):
     with pytest.raises(ConfigError, match=message):
-        dataclasses.replace(CONFIG, **change).check()
+        dataclasses.replace(CONFIG, **change)
 
 
 def test_prefixes_stand_before_every_text_and_the_positive_may_be_the_query(open_loader):
