@@ -304,6 +304,9 @@ def _add_mine(commands: Any) -> None:
     mine.add_argument(
         "--margin", type=float, help="a negative scores at least so much less than the positive"
     )
+    mine.add_argument(
+        "--relative-margin", type=float, help="the same, as a share of the positive's score"
+    )
     mine.add_argument("--max-score", type=float, help="a negative scores at most this")
     mine.add_argument(
         "--judge", metavar="RUN", help="a cross-encoder's run, which throws out false negatives"

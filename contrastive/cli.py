@@ -247,7 +247,7 @@ def _mine(options: argparse.Namespace) -> int:
     from contrastive.mining import MiningConfig
     from contrastive.recipe import load_recipe
 
-    names = ("count", "skip", "window", "margin", "max_score")
+    names = ("count", "skip", "window", "margin", "relative_margin", "max_score")
     judge = None
     if options.judge is not None:
         judge = JudgeConfig(run=options.judge, below=options.below, candidates=options.candidates)

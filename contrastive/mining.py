@@ -29,6 +29,7 @@ class MiningConfig:
     skip: int = 0  # so many of the best candidates are left out
     window: int = 100  # candidates beyond this rank are not looked at
     margin: float | None = None  # a negative scores at least so much less than the positive
+    relative_margin: float | None = None  # the same, as a share of the positive's score
     max_score: float | None = None  # a negative scores at most this
 
     def __post_init__(self) -> None:
@@ -106,6 +107,8 @@ def mine(corpus: Corpus, scores: Scores, config: MiningConfig) -> Iterator[list[
             fits = np.arange(len(ranked)) >= config.skip
             if config.margin is not None:
                 fits &= score <= positive - config.margin
+            if config.relative_margin is not None:
+                fits &= score <= positive - config.relative_margin * abs(positive)
             if config.max_score is not None:
                 fits &= score <= config.max_score
             yield ranked[fits][: config.count].tolist()

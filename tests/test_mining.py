@@ -52,16 +52,21 @@ def test_a_passage_of_several_contents_is_no_negative_of_any():
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(0, 3), st.integers(0, 4),
-    st.sampled_from([None, 0.5]), st.sampled_from([None, 0.3]),
+    st.sampled_from([None, 0.5]), st.sampled_from([None, 0.75]), st.sampled_from([None, 0.3]),
 )  # fmt: skip
-def test_a_plain_computation_takes_the_same(seed, count, skip, more, margin, max_score):
+def test_a_plain_computation_takes_the_same(seed, count, skip, more, margin, relative, max_score):
     rng = np.random.default_rng(seed)
     ids = rng.integers(0, 5, 12)
     positives = [f"p{i}" for i in ids]  # a passage that repeats
     corpus = corpus_of(ids, positives)
     matrix = rng.choice(np.linspace(-1, 1, 9), (12, len(corpus.passages)))
     config = MiningConfig(
-        count=count, skip=skip, window=skip + count + more, margin=margin, max_score=max_score
+        count=count,
+        skip=skip,
+        window=skip + count + more,
+        margin=margin,
+        relative_margin=relative,
+        max_score=max_score,
     )
     found = list(mine(corpus, scores_of(matrix), config))
     for i, taken in enumerate(found):
@@ -72,6 +77,7 @@ def test_a_plain_computation_takes_the_same(seed, count, skip, more, margin, max
             j
             for j in ranked
             if (margin is None or matrix[i, j] <= own - margin)
+            and (relative is None or matrix[i, j] <= own - relative * abs(own))
             and (max_score is None or matrix[i, j] <= max_score)
         ]
         assert taken == fits[:count]
