@@ -7,10 +7,10 @@
 Li et al., Scaling Language-Image Pre-training via Masking, 2023 (https://arxiv.org/abs/2212.00794).
 The argument chooses the image tower: ``b16``, ``l16``, ``l14`` or ``h14``. 65,536 pairs a step,
 12.8 billion in all (32 epochs of LAION-400M), with half of the patches of each picture, others in
-each step; learning rate 4e-6 for every 256 pairs of a batch; a learned temperature from .01, as in
-the authors' code (https://github.com/facebookresearch/flip). ``-unmasked`` goes on from
-``runs/flip-SIZE`` for 0.32 epochs at a hundredth of the rate with all patches. Evaluation always
-sees all patches.
+each step. As in the authors' code (https://github.com/facebookresearch/flip): learning rate 4e-6
+for every 256 pairs of a batch, with a warm-up of 40 epochs of ImageNet (H/14: 200), fixed positions
+of the patches, and CLIP's learned temperature. ``-unmasked`` goes on from ``runs/flip-SIZE`` for
+0.32 epochs at a hundredth of the rate with all patches. Evaluation always sees all patches.
 
 A second word names the data, as in ``configs/clip.py``; texts are cut by BERT's vocabulary, which
 comes with this package.
@@ -24,6 +24,7 @@ from contrastive.towers import sizes
 
 _TOWERS = {"b16": "B/16", "l16": "L/16", "l14": "L/14", "h14": "H/14"}
 _UNMASKED = "-unmasked"
+_IMAGENET = 1_281_167  # pictures of an epoch, by which the authors count
 
 
 def get_config(argument: str = "l16") -> ConfigDict:
@@ -57,12 +58,12 @@ def get_config(argument: str = "l16") -> ConfigDict:
 
     config.loss = ConfigDict()
     config.loss.name = "clip"
-    config.loss.scale_init = 100.0
     config.loss.exchange = "ring"  # the logit matrix is never whole anywhere
 
     config.optimizer = ConfigDict()
     config.optimizer.learning_rate = (4e-8 if tunes else 4e-6) * config.batch_size / 256
-    config.optimizer.warmup_steps = 391  # 20 epochs of ImageNet
+    epochs = 20 if tunes else 200 if size == "h14" else 40
+    config.optimizer.warmup_steps = round(epochs * _IMAGENET / config.batch_size)
     config.optimizer.weight_decay = 0.2
     config.optimizer.b2 = 0.95
 

@@ -9,7 +9,9 @@ Zhai et al., LiT: Zero-Shot Transfer with Locked-image text Tuning, 2022
 trained on ImageNet-21k or larger (``b16``, ``l16``), and a text tower of the same size that starts
 from nothing: 16,384 pairs a step, 900 million in all, softmax both ways. Nothing of the image tower
 learns but the new projection behind it; gradients of what is locked are not computed, and no
-moments are kept. The paper uses an Adafactor; here it is AdamW.
+moments are kept. The learning rate, its warm-up over 3 % of the steps, gradients of norm 1 at most
+and the first temperature, .1, are those of the authors' code (``lit_coco.py`` in
+https://github.com/google-research/big_vision), which uses an Adafactor; here it is AdamW.
 
 A second word names the data, as in ``configs/clip.py``; its texts need a SentencePiece model of
 32,000 pieces, ``data/siglip/sentencepiece.model``.
@@ -52,13 +54,14 @@ def get_config(argument: str = "b16") -> ConfigDict:
 
     config.loss = ConfigDict()
     config.loss.name = "clip"
+    config.loss.scale_init = 10.0
     config.loss.exchange = "ring"  # the logit matrix is never whole anywhere
 
     config.optimizer = ConfigDict()
     config.optimizer.learning_rate = 1e-3
-    config.optimizer.warmup_steps = 10_000
+    config.optimizer.warmup_steps = round(0.03 * config.total_steps)
     config.optimizer.weight_decay = 0.1  # 1e-4 a step, relative to the learning rate
-    config.optimizer.b2 = 0.95
+    config.optimizer.clip_norm = 1.0
     config.optimizer.multipliers = (("image/(?!projection/).*", None),)  # locked
 
     config.checkpoint = ConfigDict()

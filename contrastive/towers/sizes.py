@@ -7,10 +7,10 @@ pairs the image tower of Zhai et al. 2022 with the So400m text tower, as SigLIP 
 largest model. Those of :data:`SIGLIP2` are of Tschannen et al. 2025: the same towers behind a
 vocabulary of 256,000 pieces, and a giant image tower of its own. :data:`LIT` (Zhai et al. 2022)
 sets a text tower beside vision transformers as Steiner et al. 2021 published them. :data:`FLIP` (Li
-et al. 2023) has no norm before the first block, the mean of the patches, and texts of BERT's word
-pieces without a causal mask. :data:`IMAGE` are image towers alone: the vision transformers of
-Touvron et al. 2021 (Ti), Dosovitskiy et al. 2021 and Zhai et al. 2022, and the ConvNeXts of Liu et
-al. 2022.
+et al. 2023) has no norm before the first block, fixed positions and the mean of the patches, and
+texts of BERT's word pieces without a causal mask. :data:`IMAGE` are image towers alone: the vision
+transformers of Touvron et al. 2021 (Ti), Dosovitskiy et al. 2021 and Zhai et al. 2022, and the
+ConvNeXts of Liu et al. 2022.
 """
 
 import dataclasses
@@ -192,7 +192,7 @@ def _flip(image: str, patch: int, text: str, dim: int, flops: float | None = Non
     return Published(
         model=TwoTowerConfig(
             image=VisionTransformerConfig(
-                **_shape(image), **common, patch_size=patch, pooling="mean"
+                **_shape(image), **common, patch_size=patch, pooling="mean", positions="sine"
             ),
             text=TextTransformerConfig(**_shape(text), **common, pooling="cls"),
             embedding_dim=dim,
