@@ -40,6 +40,7 @@ from contrastive.data.pairs import make_batch
 from contrastive.data.records import IndexedSource, SampleError, Source
 from contrastive.data.sources import open_source
 from contrastive.data.synthetic import SyntheticLoader
+from contrastive.data.text_fields import TextFields
 from contrastive.data.tokenizer import Tokenizer, load_tokenizer
 from contrastive.data.unchecked import Account, Bad, Fetched, UncheckedExamples
 from contrastive.data.webdataset import WebDatasetSource
@@ -70,6 +71,17 @@ def open_batches(
         options.pop("error_log", None)  # nothing can be wrong with them
         return SyntheticLoader(config, tokenizer, **options)
     return BatchLoader(source, config, tokenizer, **options)
+
+
+def _check_fields(source: Source, config: DataConfig) -> None:
+    """Of a set that is not read before: that a field or a file could hold negatives."""
+    fields = getattr(source, "fields", None)
+    if config.negatives and isinstance(fields, TextFields) and not fields.brings_negatives:
+        raise DataError(
+            f"config.data.negatives = {config.negatives}, but {fields.where} has no field for "
+            f"negatives: its fields are {', '.join(map(repr, fields.found))}. Set "
+            "config.data.fields.negatives to the name of yours."
+        )
 
 
 def _check_negatives(examples: Examples, config: DataConfig) -> None:
@@ -167,6 +179,7 @@ class BatchLoader(Batches):
             self.errors = self.examples.errors
             _check_negatives(self.examples, config)
         else:
+            _check_fields(source, config)
             self.examples = UncheckedExamples(
                 source,
                 config,

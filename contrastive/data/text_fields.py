@@ -94,6 +94,11 @@ class TextFields(NamedFields):
                 f"its fields are {self._listed()}. Set config.data.fields.key."
             )
 
+    @property
+    def brings_negatives(self) -> bool:
+        """Whether there is a field or a file that may hold some."""
+        return bool(self.negatives or self._more)
+
     def record(self, row: Mapping[str, Any], *, base: str, key: str) -> Record:
         """The record of a sample; ``base`` is not needed.
 

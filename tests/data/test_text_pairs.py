@@ -173,6 +173,11 @@ def test_a_file_of_negatives_whose_keys_are_those_of_no_pair_is_not_trained_on(
         open_loader(open_source(config, "train"), config)
     jsonl(tmp_path / "more.jsonl", [*more, {"key": "q1", "negatives": ["far"]}])
     open_loader(open_source(config, "train"), config)
+    during = dataclasses.replace(config, check="during")
+    open_loader(open_source(during, "train"), during)
+    nowhere = dataclasses.replace(during, fields=FieldsConfig(held_out_share=0.0))
+    with pytest.raises(DataError, match=r"negatives = 1, but .*a\.jsonl has no field"):
+        open_loader(open_source(nowhere, "train"), nowhere)
 
 
 def test_passages_as_retrieval_sets_write_them(tmp_path):
