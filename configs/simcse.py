@@ -1,5 +1,5 @@
-"""SimCSE on WordNet: a definition and itself under other dropout, or words, their definition and
-what the words mean elsewhere.
+"""SimCSE on WordNet: a definition and itself under other dropout, or a word with its definition, a
+similar word and an antonym.
 
     python -m experiments.data.wordnet --output=data/wordnet
     contrastive train --config=configs/simcse.py:unsup --workdir=runs/simcse
@@ -9,9 +9,9 @@ the same definitions, and only dropout makes them differ. A tower from nothing t
 any of its words, so dropout leaves half of the words out of each view: the two halves of a
 definition have to find each other, which brings words together that are used together.
 ``unsup,transformer`` drops units instead, behind an MLP that is dropped afterwards, as in the paper
-(which begins with BERT). ``sup``: the definition is the positive, and the definition of another
-sense of the same words the hard negative, as contradictions are in the paper. All are evaluated on
-words against definitions, beside alignment and uniformity.
+(which begins with BERT). ``sup``: a similar word is the positive, and an antonym the hard negative,
+as contradictions are in the paper. Evaluation compares the halves of unseen pairs (of ``unsup``:
+words and their definition), beside alignment and uniformity.
 
     python -m experiments.data.similarity
     contrastive evaluate runs/simcse --task=similarity --data=data/similarity/simlex999.jsonl
@@ -38,6 +38,7 @@ def get_config(kind: str = "unsup") -> ConfigDict:
     config.data.tokenizer = ConfigDict()
     config.data.tokenizer.vocabulary_size = 16384
     if kind == "sup":
+        config.data.source = "data/wordnet/antonyms.jsonl"
         config.data.negatives = 1
     else:
         config.data.query_from = "positive"

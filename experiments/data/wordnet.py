@@ -7,8 +7,9 @@
 Negatives of a pair are the definitions of the other senses of its words: what the words also mean,
 but not here. 2,000 senses are ``validation``. ``examples.jsonl`` has the sentences of a sense, each
 with its definition: a harder set, since they share hardly a word. ``relations.jsonl`` has labelled
-pairs (similar, opposite, unrelated) and ``triplets.jsonl`` the same relations as a similar word and
-wrong ones (:mod:`experiments.data.wordnet_relations`).
+pairs (similar, opposite, unrelated), ``triplets.jsonl`` the same relations as a similar word and
+wrong ones, and ``antonyms.jsonl`` those whose wrong words are opposites
+(:mod:`experiments.data.wordnet_relations`).
 
 Licence: WordNet 3.0, copyright 2006 by Princeton University, free for any use with its notice,
 which is written beside the pairs (Debian's package wordnet-base, from which they come, has it).
@@ -83,6 +84,8 @@ def main() -> None:
     definitions = {sense.key: sense.definition for sense in found}
     write_rows(options.output / "relations.jsonl", labelled(relations, definitions))
     write_rows(options.output / "triplets.jsonl", triplets(relations, definitions))
+    antonyms = triplets(relations, definitions, unrelated=0)
+    write_rows(options.output / "antonyms.jsonl", antonyms)
     (options.output / "LICENSE").write_text(notice(folder))
 
 

@@ -146,8 +146,11 @@ def labelled(relations: Relations, definitions: Mapping[str, str]) -> list[dict[
     return rows
 
 
-def triplets(relations: Relations, definitions: Mapping[str, str]) -> list[dict[str, Any]]:
-    """For each sense with a similar word, that, its opposites and some that are unrelated."""
+def triplets(
+    relations: Relations, definitions: Mapping[str, str], *, unrelated: int = MOST_UNRELATED
+) -> list[dict[str, Any]]:
+    """For each sense with a similar word, that, its opposites and some that are unrelated; senses
+    that have neither are left out."""
     draw, rows = random.Random(_SEED), []
     opposites: dict[str, list[Pair]] = defaultdict(list)
     for pair in relations.opposite:
@@ -162,12 +165,13 @@ def triplets(relations: Relations, definitions: Mapping[str, str]) -> list[dict[
         query, positive = _texts(relations, definitions, pair)
         wrong = [p for p in opposites[key] if relations.split(p) == split]
         pool = others[split, key.partition(".")[0]]
-        drawn = draw.sample(pool, min(MOST_UNRELATED, len(pool)))
+        drawn = draw.sample(pool, min(unrelated, len(pool)))
         wrong += [p for p in drawn if (key, p.target) not in related and p.target != key]
         texts = dict.fromkeys(relations.words[p.target][p.other] for p in wrong)
         negatives = [text for text in texts if text != positive]
         row = {"key": key, "query": query, "positive": positive, "negatives": negatives}
-        rows.append(row | {"split": split})
+        if negatives:
+            rows.append(row | {"split": split})
     return rows
 
 

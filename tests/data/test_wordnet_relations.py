@@ -6,7 +6,8 @@ from experiments.data.wordnet_relations import Link, Relations, labelled, links,
 
 
 def world():
-    """400 adjectives in clusters of four: two opposite heads, each with one near to it."""
+    """400 adjectives in clusters of four: two opposite heads, each with one near to it; and nouns
+    of two words, which have no opposite."""
     words = {f"adj.{i:08}": [f"w{i}", f"v{i}"] for i in range(400)}
     found = []
     for i in range(0, 400, 4):
@@ -15,6 +16,7 @@ def world():
         found += [Link("&", near_a, None, a, None), Link("&", near_b, None, b, None)]
         if i:
             found.append(Link("@", a, None, f"adj.{i - 4:08}", None))
+    words |= {f"noun.{i:08}": [f"n{i}", f"m{i}"] for i in range(9)}
     return Relations(words, found), {key: f"d {key}" for key in words}
 
 
@@ -55,6 +57,14 @@ def test_triplets_hold_opposites_and_never_the_similar_word():
     assert "v1" in rows["adj.00000000"]["negatives"]
     for row in rows.values():
         assert row["positive"] not in row["negatives"]
+    words = {p.source: set() for p in relations.opposite}
+    for p in relations.opposite:
+        words[p.source].add(relations.words[p.target][p.other])
+    antonyms = {row["key"]: row for row in triplets(relations, definitions, unrelated=0)}
+    assert set(antonyms) == set(rows) & set(words) != set(rows)
+    for key, row in antonyms.items():
+        assert set(row["negatives"]) <= words[key]
+        assert row | {"negatives": []} == rows[key] | {"negatives": []}
 
 
 def test_pointers_are_read_as_they_are_written(tmp_path):
