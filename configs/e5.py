@@ -24,6 +24,7 @@ def get_config() -> ConfigDict:
     config.data.query_prefix = "query: "
     config.data.passage_prefix = "passage: "
     config.data.text_length = 64
+    config.data.query_length = 32  # short descriptions are short
     config.data.tokenizer = ConfigDict()
     config.data.tokenizer.vocabulary_size = 12288
 
