@@ -222,7 +222,8 @@ def _read_negatives(config: FieldsConfig) -> dict[str, tuple[str, ...]]:
             texts = entry["negatives"]
             if not all(isinstance(text, str) for text in texts):
                 raise TypeError("negatives are texts")
-            more[str(entry["key"])] = tuple(text.strip() for text in texts if text.strip())
+            key, found = str(entry["key"]), [text.strip() for text in texts if text.strip()]
+            more[key] = (*more.get(key, ()), *found)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
     except (ValueError, TypeError, KeyError) as error:

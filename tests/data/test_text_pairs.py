@@ -129,14 +129,15 @@ def test_every_table_gives_the_same_pairs(kind, tmp_path):
 
 
 def test_negatives_by_key_from_a_file(tmp_path):
-    more = [{"key": "q1", "negatives": ["far", "wrong 1 0"]}, {"key": "q8", "negatives": ["away"]}]
+    more = [{"key": "q1", "negatives": ["far", "wrong 1 0"]}]
+    more += [{"key": "q8", "negatives": [text]} for text in ("away", "beyond")]
     fields = FieldsConfig(negatives_file=jsonl(tmp_path / "more.jsonl", more), held_out_share=0.0)
     source = jsonl(tmp_path / "a.jsonl")
     config = DataConfig(source=source, pairs="texts", negatives=1, fields=fields)
     source = open_source(config, "train")
     found = {record["key"]: record["negatives"] for record in map(source.__getitem__, range(12))}
     assert found["q1"] == ["wrong 1 0", "far"]  # equal ones once
-    assert found["q8"] == ["away"]
+    assert found["q8"] == ["away", "beyond"]
     assert found["q2"] == ["wrong 2 0", "wrong 2 1"]
     without = dataclasses.replace(fields, negatives_file=None)
     plain = open_source(dataclasses.replace(config, fields=without), "train")
