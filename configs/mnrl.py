@@ -84,9 +84,8 @@ def _go_on_from_minilm(config: ConfigDict) -> None:
     config.init_from = "data/minilm"  # its tokenizer comes with it
     config.batch_size = 64
     config.total_steps = 150  # a quarter of the pairs: it knows the language by then
-    config.optimizer.warmup_steps = 15
-    config.optimizer.learning_rate = 5e-5
-    config.checkpoint.every = config.eval.every = 75
+    config.update({"optimizer": {"learning_rate": 5e-5, "warmup_steps": 15}})
+    config.update({"checkpoint": {"every": 75}, "eval": {"every": 75}})
     text = {"kind": "encoder", "width": 384, "depth": 6, "heads": 12, "length": 512}
     text |= {"projection": "none", "dropout": 0.1}
     config.model = ConfigDict({"embedding_dim": 384, "text": text})
