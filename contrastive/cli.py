@@ -89,8 +89,8 @@ def _overrides(options: argparse.Namespace, rest: list[str]) -> list[str]:
         if argument.startswith("--on.") and "--on" in known:
             continue
         close = difflib.get_close_matches(argument.partition("=")[0], known, n=1)
-        hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}"
-        raise ConfigError(f"{argument} is not an option of this command{hint}.")
+        hint = f"; did you mean {close[0]}?" if close else f"; known are {', '.join(known)}."
+        raise ConfigError(f"{argument} is not an option of this command{hint}")
     return rest
 
 

@@ -43,7 +43,7 @@ def build(cls: type[T], config: Group, path: str = "config") -> T:
     known = [field.name for field in dataclasses.fields(cls) if field.init]  # pyright: ignore[reportArgumentType]
     for key in config:
         if key not in known:
-            raise ConfigError(f"{path}.{key} is not a known key{nearest(key, known)}.")
+            raise ConfigError(f"{path}.{key} is not a known key{nearest(key, known)}")
     values = {
         key: _convert(hints[key], config[key], f"{path}.{key}") for key in known if key in config
     }
@@ -54,12 +54,12 @@ def build(cls: type[T], config: Group, path: str = "config") -> T:
 
 
 def nearest(key: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"``, or the list of known keys where none is near."""
+    """``"; did you mean 'x'?"``, or the known keys where none is near; ends the sentence."""
     known = list(known)
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     if close:
         return f"; did you mean {close[0]!r}?"
-    return f"; known here are {', '.join(sorted(known))}"
+    return f"; known here are {', '.join(sorted(known))}."
 
 
 def _convert(hint: Any, value: Any, path: str) -> Any:
@@ -72,7 +72,7 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         if value not in arguments:
             raise ConfigError(
                 f"{path} = {value!r} is not one of {', '.join(map(repr, arguments))}"
-                f"{nearest(str(value), map(str, arguments))}."
+                f"{nearest(str(value), map(str, arguments))}"
             )
         return value
     if origin is tuple:
@@ -128,7 +128,7 @@ def _convert_union(choices: tuple[Any, ...], value: Any, path: str) -> Any:
     if kind not in kinds:
         raise ConfigError(
             f"{path}.kind = {kind!r} is not one of {', '.join(map(repr, kinds))}"
-            f"{nearest(str(kind), kinds)}."
+            f"{nearest(str(kind), kinds)}"
         )
     return build(kinds[kind], typing.cast(Group, value), path)
 
@@ -252,7 +252,7 @@ def _group_of(config: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
         if not isinstance(group, dict):
             raise ConfigError(f"config.{'.'.join(keys)}: {path} is a value, not a group of keys.")
         if key not in group:
-            raise ConfigError(f"{path}.{key} is not a known key{nearest(key, group)}.")
+            raise ConfigError(f"{path}.{key} is not a known key{nearest(key, group)}")
         if i == len(keys) - 1:
             break
         group = group[key]

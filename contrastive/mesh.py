@@ -75,8 +75,8 @@ def _sizes(config: MeshConfig, count: int) -> dict[str, int]:
     sizes = {axis: count // fixed if size == -1 else size for axis, size in given.items()}
     if math.prod(sizes.values()) != count:
         raise ConfigError(
-            f"config.mesh = {given} does not fit {count} devices; the sizes have to "
-            f"multiply to {count}, or one of them has to be -1."
+            f"config.mesh = {given} does not fit {count} devices: the sizes have to multiply to "
+            f"{count}, where -1 stands for whatever is left and the others divide {count}."
         )
     return sizes
 

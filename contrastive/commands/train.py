@@ -464,10 +464,11 @@ class _Run:
 
     def _stopped(self, step: int) -> int:
         number = self.stopped_by
-        why = f"by {signal.Signals(number).name}" if number else "at config.stop_at"
+        why, on = "at config.stop_at", "A later config.stop_at, or none, goes on from here."
+        if number:
+            why, on = f"by {signal.Signals(number).name}", "The same command goes on from here."
         self.terminal.say(
-            f"Stopped {why} after step {step} of {self.recipe.total_steps}; checkpoint saved. "
-            "The same command goes on from here."
+            f"Stopped {why} after step {step} of {self.recipe.total_steps}; checkpoint saved. {on}"
         )
         return 128 + number if number else 0
 

@@ -42,7 +42,9 @@ def format_plan(plan: Plan) -> str:
             "",
             _collectives(plan).rstrip(),
         ]
-    lines += ["", *_estimate(plan), *plan.advice]
+    for part in (_estimate(plan), plan.advice):
+        if part:
+            lines += ["", *part]
     return "\n".join(lines)
 
 

@@ -49,6 +49,6 @@ def find_launcher(name: str) -> Launcher:
       ConfigError: There is none.
     """
     if name not in LAUNCHERS:
-        raise ConfigError(f"--launcher={name} is not known{nearest(name, LAUNCHERS)}.")
+        raise ConfigError(f"--launcher={name} is not known{nearest(name, LAUNCHERS)}")
     module, _, function = LAUNCHERS[name].partition(":")
     return getattr(importlib.import_module(module), function)

@@ -67,7 +67,7 @@ def best(rows: Sequence[Row], metric: str, direction: str) -> Row | None:
     found = [row for row in done if not math.isnan(row.results.get(metric, math.nan))]
     if done and not found:
         known = sorted({name for row in done for name in row.results})
-        raise UserError(f"no trial measured {metric!r}{nearest(metric, known)}.")
+        raise UserError(f"no trial measured {metric!r}{nearest(metric, known)}")
     sign = 1 if direction == "max" else -1
     return max(found, key=lambda row: sign * row.results[metric], default=None)
 
