@@ -374,11 +374,12 @@ class _Rows:
         free = itertools.count(int(ids.max(initial=-1)) + 1)
         return [
             [
-                known[text] if text in known else known.setdefault(text, next(free))
+                int(own) if text == canonical(caption)  # whatever ids the source gives
+                else known[text] if text in known else known.setdefault(text, next(free))
                 for text in map(canonical, negatives)
             ]
-            for negatives in self.negatives
-        ]
+            for negatives, caption, own in zip(self.negatives, self.captions, ids, strict=True)
+        ]  # fmt: skip
 
 
 def _check_share(

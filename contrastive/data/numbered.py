@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from contrastive.data import files
+from contrastive.data.captions import canonical
 from contrastive.data.config import DataConfig
 from contrastive.data.examples import Examples, Progress, read_examples
 from contrastive.data.mixture import Mixture
@@ -168,7 +169,9 @@ def _with(found: Examples, numbers: Numbers, samples: int) -> Examples:
     rows = row_of[numbers[found.index]]
     named = int((numbers[found.index] >= 0).sum())
     unusable = named - int((rows >= 0).sum())
-    equal = (rows >= 0) & (found.ids[rows] == found.ids[:, None])
+    _, words = np.unique([canonical(text) for text in found.captions], return_inverse=True)
+    equal = (found.ids[rows] == found.ids[:, None]) | (words[rows] == words[:, None])
+    equal &= rows >= 0
     rows[equal] = -1
     left = int((rows >= 0).sum())
     if not left:

@@ -595,3 +595,31 @@ def test_a_miner_that_returns_the_own_passage_gives_no_negative(open_loader, tmp
             kept = batch["negatives"][row][np.asarray(there[row]) > 0]
             others = [] if example in (3, 7) else [tokenizer.encode(["answer 3"])[0]]
             assert sorted(map(tuple, kept)) == sorted(map(tuple, [far, *others]))
+
+
+@pytest.mark.parametrize("check", ["before", "during"])
+def test_the_own_positive_is_no_negative_whatever_ids_the_source_gives(
+    open_loader, tmp_path, check
+):
+    rows = [{**row, "content_id": 100 + i} for i, row in enumerate(ROWS)]
+    rows[7]["positive"] = "answer 3"  # as pair 3, of another id
+    rows = [{**row, "negatives": [row["positive"].upper(), "far"]} for row in rows]
+    fields = FieldsConfig(held_out_share=0.0)
+    config = dataclasses.replace(
+        CONFIG, source=jsonl(tmp_path / "a.jsonl", rows), fields=fields, check=check
+    )
+    batch = next(open_loader(open_source(config, "train"), config, batch_size=12)[0])
+    there = existing_negatives({k: jnp.asarray(v) for k, v in batch.items()}, masked=True)
+    assert np.asarray(there).tolist() == [[0.0, 1.0]] * 12
+
+
+@pytest.mark.parametrize("last", [2**31 - 1, 2**31 - 8])
+def test_ids_that_leave_no_number_for_others_are_refused(tmp_path, last):
+    rows = [{**ROWS[0], "content_id": last}, *ROWS[1:]]
+    fields = FieldsConfig(held_out_share=0.0)
+    config = dataclasses.replace(CONFIG, source=jsonl(tmp_path / "a.jsonl", rows), fields=fields)
+    with pytest.raises(DataError, match=f"fields.id. reach {last}, which leaves no numbers"):
+        read_examples(open_source(config, "train"), config)
+    given = [{**row, "content_id": last - i, "negatives": []} for i, row in enumerate(ROWS)]
+    jsonl(tmp_path / "a.jsonl", given)
+    assert read_examples(open_source(config, "train"), config).ids[0] == last
