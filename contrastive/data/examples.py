@@ -336,7 +336,13 @@ class _Rows:
         ids = np.array(self.ids, np.int32)
         unknown = np.flatnonzero(ids < 0)
         numbers = content_ids([self._features(i) for i in unknown.tolist()])
-        ids[unknown] = np.array(numbers, np.int32) + max(ids.max(), -1) + 1
+        first = max(int(ids.max()), -1) + 1
+        if first + len(unknown) + sum(map(len, self.negatives)) > 2**31:
+            raise DataError(
+                f"the content ids of the data (config.data.fields.id) reach {first - 1}, which "
+                "leaves no numbers for pairs and negatives that have none: use smaller ones."
+            )
+        ids[unknown] = np.array([first + number for number in numbers], np.int32)
         content = hashlib.blake2b(digest_size=8)
         for row in zip(self.index, self.captions, self.keywords, ids.tolist(), strict=True):
             content.update(json.dumps(row).encode())
