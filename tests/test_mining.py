@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from contrastive import config as config_lib
 from contrastive import mining
+from contrastive.cli import main
 from contrastive.commands.mine import JudgeConfig
 from contrastive.commands.mine import mine as mine_command
 from contrastive.data.config import DataConfig, PartConfig
@@ -102,6 +103,12 @@ def test_blocks_do_not_change_what_is_found(monkeypatch):
 def test_settings_that_cannot_be(options):
     with pytest.raises(ConfigError, match="count has to be at least 1"):
         MiningConfig(**options)
+
+
+@pytest.mark.parametrize("passages", [["the a", "of"], ["?!", "..."], ["猫 犬", "犬"]])
+def test_bm25_of_passages_without_words_is_one_sentence(passages):
+    with pytest.raises(UserError, match="BM25 finds no word in the passages"):
+        mining.bm25(corpus_of([0, 1], passages))
 
 
 ANIMALS = ("cat", "dog", "cow", "owl", "fox", "hen")
@@ -219,3 +226,9 @@ def test_a_judge_keeps_the_hardest_that_do_not_belong(monkeypatch):
 def test_what_judges_no_pairs_is_no_judge():
     with pytest.raises(ConfigError, match="--below = 0"):
         JudgeConfig(run="x", below=0.0)
+
+
+def test_options_of_a_judge_need_one(capsys):
+    for option in ("--below=0.3", "--candidates=5"):
+        assert main(["mine", "--config=none.py", "--output=none.jsonl", option]) == 2
+        assert "has no effect without --judge" in capsys.readouterr().err
