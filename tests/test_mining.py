@@ -19,7 +19,7 @@ from contrastive.data.config import DataConfig, PartConfig
 from contrastive.data.examples import read_examples
 from contrastive.data.numbered import read_examples_with_negatives, read_numbers
 from contrastive.data.sources import open_source
-from contrastive.errors import ConfigError, UserError
+from contrastive.errors import ConfigError, DataError, UserError
 from contrastive.mining import Corpus, MiningConfig, mine
 from contrastive.recipe import Recipe
 
@@ -186,6 +186,11 @@ def test_numbers_of_samples_say_what_the_texts_say(tmp_path):
     found = read_examples_with_negatives(open_source(config, "train"), config)
     for i, negatives in zip(found.index.tolist(), found.negatives, strict=True):
         assert negatives == by_key.get(f"k{i}", [])
+    swapped = [rows[1], rows[0], *rows[2:]]
+    other = recipe_of(tmp_path, swapped, negatives=2, max_bad_share=0.5).data
+    other = dataclasses.replace(other, fields=fields)
+    with pytest.raises(DataError, match=r"mined from other pairs: sample 0 had another positive"):
+        read_examples_with_negatives(open_source(other, "train"), other)
 
 
 def test_keys_that_repeat_and_other_pairs_are_refused(tmp_path):
