@@ -180,19 +180,28 @@ class TextFields(NamedFields):
 
     def _label(self, value: Any) -> int:
         """The number of a label, by its name or number."""
-        names, given = self.config.labels, plain(value).strip()
+        names, given = self.config.labels, plain(_number(value)).strip()
         for known in (names, [str(i) for i in range(len(names))]):
             if given in known:
                 return known.index(given)
         raise SampleError("unknown label", repr(given)[:40])
 
     def _id(self, row: Mapping[str, Any]) -> int:
-        value = None if self.id is None else row.get(self.id)
-        if value is None:
+        value = None if self.id is None else _number(row.get(self.id))
+        if value is None or value == "":
             return -1
         if not isinstance(value, int) or not -1 <= value < 2**31:
             raise SampleError("id is not a number between 0 and 2^31 - 1", repr(value)[:40])
         return value
+
+
+def _number(value: Any) -> Any:
+    """Whole numbers as such, where a table holds them as texts or, beside empty cells, as floats."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str):
+        return int(value) if value.isdecimal() and len(value) < 12 else value.strip()
+    return value
 
 
 def settle(

@@ -662,3 +662,37 @@ def test_ids_that_leave_no_number_for_others_are_refused(tmp_path, last):
     given = [{**row, "content_id": last - i, "negatives": []} for i, row in enumerate(ROWS)]
     jsonl(tmp_path / "a.jsonl", given)
     assert read_examples(open_source(config, "train"), config).ids[0] == last
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_ids_and_labels_as_tables_hold_numbers(tmp_path, kind):
+    """Texts in CSV; floats where pandas has met an empty cell."""
+    rows = {name: [row[name] for row in ROWS] for name in ("question", "positive")}
+    rows |= {
+        "content_id": [float(i) for i in range(12)],
+        "label": [float(i % 2) for i in range(12)],
+    }
+    options = {"fields": FieldsConfig(labels=LABELS, held_out_share=0.0)}
+    if kind == "csv":
+        options = {"fields": FieldsConfig(labels=LABELS), "csv": CsvConfig(held_out_share=0.0)}
+        lines = [
+            f"{q},{p},{i:.0f},{label:.0f}" for q, p, i, label in zip(*rows.values(), strict=True)
+        ]
+        (tmp_path / "a.csv").write_text("\n".join([",".join(rows), *lines]))
+    else:
+        pq.write_table(pa.table(rows), tmp_path / "a.parquet")
+    source = str(tmp_path / f"a.{kind}")
+    config = dataclasses.replace(CONFIG, source=source, negatives=0, **options)
+    found = read_examples(open_source(config, "train"), config)
+    assert found.ids.tolist() == list(range(12))
+    assert found.labels.tolist() == [0, 1] * 6
+
+
+@pytest.mark.parametrize("about", [b"{", b"null", b"[]", b'{"info": null}', b"\xff"])
+def test_notes_of_others_in_a_table_do_no_harm(tmp_path, about):
+    rows = {name: [row[name] for row in ROWS] for name in ("question", "positive")}
+    table = pa.table(rows).replace_schema_metadata({b"huggingface": about})
+    pq.write_table(table, tmp_path / "a.parquet")
+    fields = FieldsConfig(held_out_share=0.0)
+    config = dataclasses.replace(CONFIG, source=str(tmp_path / "a.parquet"), fields=fields)
+    assert len(open_source(config, "train")) == 12
