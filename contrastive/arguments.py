@@ -311,12 +311,8 @@ def _add_mine(commands: Any) -> None:
     mine.add_argument(
         "--judge", metavar="RUN", help="a cross-encoder's run, which throws out false negatives"
     )
-    mine.add_argument(
-        "--below", type=float, default=0.5, help="it keeps what is less likely an answer (0.5)"
-    )
-    mine.add_argument(
-        "--candidates", type=int, default=10, help="candidates a pair that it reads (10)"
-    )
+    mine.add_argument("--below", type=float, help="it keeps what is less likely an answer (0.5)")
+    mine.add_argument("--candidates", type=int, help="candidates a pair that it reads (10)")
     mine.set_defaults(parser=mine)
 
 

@@ -7,15 +7,20 @@ What a row keeps of its place among the others is measured, not promised: ``cont
 import dataclasses
 import pathlib
 import zipfile
+import zlib
 from typing import Literal, get_args
 
 import numpy as np
 from jaxtyping import Float, Float32, Shaped
 
-from contrastive.errors import ConfigError, UserError
+from contrastive.errors import ConfigError, MeasureError, UserError
 
 Precision = Literal["float32", "float16", "int8", "binary"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+_CODES = dict(zip(PRECISIONS, (np.float32, np.float16, np.int8, np.uint8), strict=True))
+_UNREADABLE = (  # what NumPy raises for files that are no .npz, cut short or of other arrays
+    OSError, EOFError, ValueError, KeyError, TypeError, IndexError, zipfile.BadZipFile, zlib.error
+)  # fmt: skip
 _LEVELS = 255  # steps between the least and the greatest value of an entry
 
 
@@ -81,11 +86,13 @@ def compress(
 
     Raises:
       ConfigError: There are fewer entries than ``dim``.
+      MeasureError: A row is not finite.
     """
     rows = np.asarray(rows, np.float32)
+    if not np.isfinite(rows).all():
+        raise MeasureError("the embeddings hold NaN or infinity: the model is broken.")
     if dim is not None:
-        if not 0 < dim <= rows.shape[1]:
-            raise ConfigError(f"the first {dim} entries of rows that have {rows.shape[1]}.")
+        check_dim(dim, rows.shape[1])
         rows = _unit(rows[:, :dim])
     size = rows.shape[1]
     if precision == "binary":
@@ -99,6 +106,14 @@ def compress(
     return Compressed(precision, np.clip(codes, -128, 127).astype(np.int8), size, low, step)
 
 
+def check_dim(dim: int, size: int) -> None:
+    """Raises :class:`ConfigError` unless rows of so many entries have ``dim`` first ones."""
+    if not 0 < dim <= size:
+        raise ConfigError(
+            f"the first {dim} entries of rows that have {size} cannot be kept: take 1 to {size}."
+        )
+
+
 def read_rows(path: pathlib.Path | str) -> Float32[np.ndarray, "n dim"]:
     """The unit rows that a file of ``contrastive embed`` holds or stands for.
 
@@ -110,10 +125,19 @@ def read_rows(path: pathlib.Path | str) -> Float32[np.ndarray, "n dim"]:
             precision = str(file["precision"]) if "precision" in file else "float32"
             codes, ranges = file["embeddings"], [file.get(name) for name in ("low", "step")]
             dim = int(file["dim"]) if "dim" in file else codes.shape[1]
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except _UNREADABLE as error:
         raise UserError(f"{path} is no file that contrastive embed has written.") from error
     if precision not in PRECISIONS:
         raise UserError(f"{path} holds rows in the precision {precision!r}, which is not known.")
+    columns = -(-dim // 8) if precision == "binary" else dim
+    fits = codes.dtype == _CODES[precision] and codes.shape[1:] == (columns,) and dim > 0
+    if precision == "int8":
+        fits &= all(x is not None and x.shape == (dim,) for x in ranges)
+    if not fits:
+        raise UserError(
+            f"{path} is damaged: it holds {codes.dtype} of shape {codes.shape} for rows of {dim} "
+            f"entries in {precision}."
+        )
     return Compressed(precision, codes, dim, *ranges).rows()
 
 

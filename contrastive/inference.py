@@ -294,13 +294,19 @@ class Model:
 
         Raises:
           MissingTower: There is no text tower.
-          UserError: The model came without a tokenizer and texts are given.
+          UserError: The model reads two texts in one row; or it came without a tokenizer and texts
+            are given.
           TypeError: Something is no text, or an array holds neither texts nor ids.
           ValueError: An id is not in the vocabulary, or rows of ids are not of the model's length.
         """
         data = self.recipe.data
         if data.pairs == "views" or self.recipe.model.text is None:
             raise MissingTower("text")
+        if data.joined:
+            raise UserError(
+                "this model reads a query and a passage in one row (config.data.joined) and has no "
+                "embedding of one text; judge(queries, passages) scores pairs."
+            )
         if isinstance(texts, np.ndarray) and texts.dtype.kind not in "UO":
             ids = self._checked(texts)
             return self._encode(role, len(ids), lambda part: ids[part.start : part.stop])

@@ -150,7 +150,7 @@ def bm25(corpus: Corpus) -> Scores:
     the commonest English ones. A passage without any of the query's words is no candidate.
 
     Raises:
-      UserError: The library is not installed.
+      UserError: The library is not installed, or the passages have no words.
     """
     try:
         import bm25s  # pyright: ignore[reportMissingImports]
@@ -161,7 +161,13 @@ def bm25(corpus: Corpus) -> Scores:
     logging.getLogger("bm25s").setLevel(logging.WARNING)
     options = {"stopwords": "en", "show_progress": False}
     index = bm25s.BM25()
-    index.index(bm25s.tokenize(list(corpus.passages), **options), show_progress=False)
+    passages: Any = bm25s.tokenize(list(corpus.passages), **options)
+    if not any(map(len, passages.ids)):
+        raise UserError(
+            "BM25 finds no word in the passages: it knows words of two letters or more, and leaves "
+            "out the commonest English ones. Mine with a run."
+        )
+    index.index(passages, show_progress=False)
     words: Any = bm25s.tokenize(list(corpus.queries), return_ids=False, **options)
 
     def scores(block: range) -> np.ndarray:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from contrastive.compression import Compressed, compress, read_rows
-from contrastive.errors import ConfigError, UserError
+from contrastive.errors import ConfigError, MeasureError, UserError
 
 
 def unit(n=200, dim=24, seed=0):
@@ -66,5 +66,30 @@ def test_what_cannot_be_is_one_sentence(tmp_path):
     with pytest.raises(ConfigError, match="the first 25 entries of rows that have 24"):
         compress(unit(), "int8", dim=25)
     (tmp_path / "text.npz").write_text("no")
-    with pytest.raises(UserError, match="no file that contrastive embed has written"):
-        read_rows(tmp_path / "text.npz")
+    (tmp_path / "empty.npz").write_text("")
+    np.save(tmp_path / "rows.npy", unit())
+    np.savez(tmp_path / "flat.npz", embeddings=np.zeros(3))
+    for name in ("text.npz", "empty.npz", "rows.npy", "flat.npz"):
+        with pytest.raises(UserError, match="no file that contrastive embed has written"):
+            read_rows(tmp_path / name)
+    with pytest.raises(MeasureError, match="NaN"):
+        compress(unit() * np.float32("nan"), "int8")
+
+
+@pytest.mark.parametrize(
+    "precision, change",
+    [
+        ("int8", {"low": None, "step": None}),
+        ("int8", {"low": np.zeros(3, np.float32)}),
+        ("int8", {"embeddings": unit()}),
+        ("binary", {"embeddings": unit()}),
+        ("binary", {"dim": np.array(400)}),
+        ("float16", {"dim": np.array(0)}),
+        ("float32", {"embeddings": np.full((2, 3), "a")}),
+    ],
+)
+def test_codes_that_do_not_fit_are_refused(precision, change, tmp_path):
+    arrays = compress(unit(), precision).arrays() | change
+    np.savez(tmp_path / "rows.npz", **{k: v for k, v in arrays.items() if v is not None})
+    with pytest.raises(UserError, match=r"rows\.npz is damaged: it holds"):
+        read_rows(tmp_path / "rows.npz")

@@ -180,6 +180,13 @@ def test_an_untrained_twin_has_other_parameters_from_the_seed(model):
     assert np.abs(rows[0] - model.encode_text(["pizza"])).max() > 0.01
 
 
+def test_two_texts_in_one_row_leave_no_embedding_of_one(towers, tokenizer):
+    data = DataConfig(source="x.jsonl", pairs="texts", joined=True, text_length=8)
+    model = Model(dataclasses.replace(RECIPE, data=data), towers, tokenizer)
+    with pytest.raises(UserError, match=r"in one row .* has no embedding of one text"):
+        model.encode_text("a red cat")
+
+
 def test_what_is_no_picture_is_named(model, tmp_path):
     (tmp_path / "bad.png").write_bytes(b"not a picture")
     with pytest.raises(DataError, match=r"bad\.png cannot be read: decode error"):

@@ -12,13 +12,14 @@ from ml_collections import ConfigDict
 
 from contrastive import config as config_lib
 from contrastive import mining
+from contrastive.cli import main
 from contrastive.commands.mine import JudgeConfig
 from contrastive.commands.mine import mine as mine_command
 from contrastive.data.config import DataConfig, PartConfig
 from contrastive.data.examples import read_examples
 from contrastive.data.numbered import read_examples_with_negatives, read_numbers
 from contrastive.data.sources import open_source
-from contrastive.errors import ConfigError, UserError
+from contrastive.errors import ConfigError, DataError, UserError
 from contrastive.mining import Corpus, MiningConfig, mine
 from contrastive.recipe import Recipe
 
@@ -104,6 +105,12 @@ def test_settings_that_cannot_be(options):
         MiningConfig(**options)
 
 
+@pytest.mark.parametrize("passages", [["the a", "of"], ["?!", "..."], ["猫 犬", "犬"]])
+def test_bm25_of_passages_without_words_is_one_sentence(passages):
+    with pytest.raises(UserError, match="BM25 finds no word in the passages"):
+        mining.bm25(corpus_of([0, 1], passages))
+
+
 ANIMALS = ("cat", "dog", "cow", "owl", "fox", "hen")
 
 
@@ -179,6 +186,11 @@ def test_numbers_of_samples_say_what_the_texts_say(tmp_path):
     found = read_examples_with_negatives(open_source(config, "train"), config)
     for i, negatives in zip(found.index.tolist(), found.negatives, strict=True):
         assert negatives == by_key.get(f"k{i}", [])
+    swapped = [rows[1], rows[0], *rows[2:]]
+    other = recipe_of(tmp_path, swapped, negatives=2, max_bad_share=0.5).data
+    other = dataclasses.replace(other, fields=fields)
+    with pytest.raises(DataError, match=r"mined from other pairs: sample 0 had another positive"):
+        read_examples_with_negatives(open_source(other, "train"), other)
 
 
 def test_keys_that_repeat_and_other_pairs_are_refused(tmp_path):
@@ -219,3 +231,9 @@ def test_a_judge_keeps_the_hardest_that_do_not_belong(monkeypatch):
 def test_what_judges_no_pairs_is_no_judge():
     with pytest.raises(ConfigError, match="--below = 0"):
         JudgeConfig(run="x", below=0.0)
+
+
+def test_options_of_a_judge_need_one(capsys):
+    for option in ("--below=0.3", "--candidates=5"):
+        assert main(["mine", "--config=none.py", "--output=none.jsonl", option]) == 2
+        assert "has no effect without --judge" in capsys.readouterr().err

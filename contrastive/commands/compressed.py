@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from contrastive.compression import Precision, compress
+from contrastive.compression import Precision, check_dim, compress
 from contrastive.errors import UserError
 from contrastive.evaluation.measured import Measured
 from contrastive.evaluation.suite import evaluate
@@ -56,6 +56,8 @@ def evaluate_compressed(
     if judgements(recipe):
         raise UserError(f"{workdir} judges pairs; it compares no rows that could be compressed.")
     recipe = dataclasses.replace(recipe, eval=dataclasses.replace(recipe.eval, baselines=False))
+    for dim in dims:  # said before anything is measured
+        check_dim(dim, recipe.model.embedding_dim)
     rows = _Rows(load(workdir, devices=devices))
     results: Results = {}
     for dim in (None, *dims):

@@ -8,7 +8,7 @@ import numpy as np
 from rich.console import Console
 
 from contrastive.commands.pictures import Encoded, encode_folder
-from contrastive.compression import Compressed, Precision, compress
+from contrastive.compression import Compressed, Precision, check_dim, compress
 from contrastive.errors import UserError
 from contrastive.inference import Model
 from contrastive.loading import load
@@ -17,6 +17,7 @@ from contrastive.towers import Role
 from contrastive.whole import whole_file
 
 SHOWN_SKIPPED = 10
+_NAME, _NAMES = 1000, 2**28  # characters of a name that are kept in any case, and of all names
 
 
 def embed(
@@ -31,7 +32,8 @@ def embed(
     console: Console | None = None,
 ) -> Encoded:
     """Writes an ``.npz`` file with ``embeddings`` (float32, unit rows) and ``names``. Compressed
-    rows are read back by :func:`contrastive.compression.read_rows`.
+    rows are read back by :func:`contrastive.compression.read_rows`. Of a very long line the name is
+    the beginning.
 
     Pictures come in the order of their paths, lines in their own. What cannot be read is left out,
     counted, shown, and listed in the file as ``skipped``.
@@ -48,12 +50,15 @@ def embed(
 
     Raises:
       UserError: ``source`` is missing or has nothing to encode, or ``output`` cannot be written.
+      ConfigError: There are fewer entries than ``dim``.
     """
     if not source.exists():
         raise UserError(f"there is no {source}; give a folder of pictures or a text file.")
     target = output if output.suffix == ".npz" else output.with_name(f"{output.name}.npz")
     _check_writable(target)
     model = load(workdir, devices=devices)
+    if dim is not None:  # said before anything is encoded
+        check_dim(dim, model.recipe.model.embedding_dim)
     found = encode_folder(model, source) if source.is_dir() else encode_lines(model, source, role)
     rows = compress(found.rows, precision, dim=dim)
     _write(target, found, rows)
@@ -108,10 +113,12 @@ def _write(target: pathlib.Path, found: Encoded, rows: Compressed) -> None:
     try:
         with whole_file(target) as path, open(path, "wb") as file:
             lists: dict[str, Any] = dict(rows.arrays())
+            # NumPy gives each name the room of the longest one.
+            most = max(_NAMES // len(found.names), _NAME)
             np.savez(
                 file,
                 **lists,
-                names=np.array(found.names, np.str_),
+                names=np.array([name[:most] for name in found.names], np.str_),
                 skipped=np.array([name for name, _ in found.skipped], np.str_),
             )
     except OSError as error:

@@ -12,6 +12,7 @@ import numpy as np
 from contrastive import mining
 from contrastive.data.config import DataConfig
 from contrastive.data.examples import Examples, read_examples
+from contrastive.data.numbered import passages_of
 from contrastive.data.records import Source
 from contrastive.data.sources import open_source
 from contrastive.data.text_fields import TextFields
@@ -139,7 +140,7 @@ def _write_numbers(
     for sample, own in zip(found.index, lists, strict=True):
         numbers[sample, : len(own)] = found.index[first[own]]
     with open(path, "wb") as file:
-        np.savez_compressed(file, negatives=numbers)
+        np.savez_compressed(file, negatives=numbers, passages=passages_of(found, samples))
 
 
 def _judged(

@@ -7,7 +7,6 @@ with small row groups; turn large sets into another format once (``contrastive d
 
 import collections
 import hashlib
-import json
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +19,7 @@ from jaxtyping import Int64
 
 from contrastive.data import files
 from contrastive.data.config import FieldsConfig
-from contrastive.data.fields import Fields
+from contrastive.data.fields import Fields, parse_json
 from contrastive.data.records import DataErrors, Pairs, Record, SampleError
 from contrastive.data.splits import rows_of_split
 from contrastive.data.text_fields import TextFields, settle
@@ -225,10 +224,13 @@ def _holds_bytes(kind: pa.DataType) -> bool:
 
 def _class_names(schema: pa.Schema, config: FieldsConfig) -> list[str] | None:
     """The names of class numbers, as Hugging Face's files carry them."""
-    about = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-    features = about.get("info", {}).get("features", {})
-    caption = config.caption or next((n for n in ("label", "cls") if n in features), None)
-    return features.get(caption, {}).get("names") if caption else None
+    about = (schema.metadata or {}).get(b"huggingface", b"{}")
+    try:
+        features = parse_json(about)["info"]["features"]
+        caption = config.caption or next(n for n in ("label", "cls") if n in features)
+        return features[caption]["names"]
+    except (ValueError, LookupError, TypeError, StopIteration):  # anything may stand there
+        return None
 
 
 def _caption(value: Any, fields: Fields | TextFields) -> str:

@@ -336,7 +336,13 @@ class _Rows:
         ids = np.array(self.ids, np.int32)
         unknown = np.flatnonzero(ids < 0)
         numbers = content_ids([self._features(i) for i in unknown.tolist()])
-        ids[unknown] = np.array(numbers, np.int32) + max(ids.max(), -1) + 1
+        first = max(int(ids.max()), -1) + 1
+        if first + len(unknown) + sum(map(len, self.negatives)) > 2**31:
+            raise DataError(
+                f"the content ids of the data (config.data.fields.id) reach {first - 1}, which "
+                "leaves no numbers for pairs and negatives that have none: use smaller ones."
+            )
+        ids[unknown] = np.array([first + number for number in numbers], np.int32)
         content = hashlib.blake2b(digest_size=8)
         for row in zip(self.index, self.captions, self.keywords, ids.tolist(), strict=True):
             content.update(json.dumps(row).encode())
@@ -374,11 +380,12 @@ class _Rows:
         free = itertools.count(int(ids.max(initial=-1)) + 1)
         return [
             [
-                known[text] if text in known else known.setdefault(text, next(free))
+                int(own) if text == canonical(caption)  # whatever ids the source gives
+                else known[text] if text in known else known.setdefault(text, next(free))
                 for text in map(canonical, negatives)
             ]
-            for negatives in self.negatives
-        ]
+            for negatives, caption, own in zip(self.negatives, self.captions, ids, strict=True)
+        ]  # fmt: skip
 
 
 def _check_share(

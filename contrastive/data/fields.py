@@ -6,6 +6,7 @@ text that is no UTF-8 is skipped or replaced as ``undecodable`` says, a byte-ord
 a missing or null caption is an empty one, of a list of captions the first counts.
 """
 
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -235,6 +236,18 @@ def decode_text(value: Any, undecodable: str) -> str:
             raise SampleError("text is not utf-8") from error
         text = value.decode("utf-8", "replace")
     return text.removeprefix("\ufeff")
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What a JSON text holds.
+
+    Raises:
+      ValueError: It is no JSON, or nested too deeply.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def encoded(value: Any, base: str) -> bytes:

@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import itertools
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ from jaxtyping import Int64
 
 from contrastive.data import files
 from contrastive.data.config import FieldsConfig
-from contrastive.data.fields import Fields
+from contrastive.data.fields import Fields, parse_json
 from contrastive.data.records import DataErrors, Pairs, Record, SampleError
 from contrastive.data.splits import rows_of_split
 from contrastive.data.text_fields import TextFields, settle
@@ -72,7 +71,7 @@ def parse_line(data: bytes) -> dict[str, Any]:
     Raises:
       ValueError: It is not a JSON object.
     """
-    value = json.loads(data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape"))
+    value = parse_json(data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape"))
     if not isinstance(value, dict):
         raise ValueError(f"it is a {type(value).__name__}")
     return value

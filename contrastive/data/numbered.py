@@ -9,13 +9,15 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int64, UInt32
 
 from contrastive.data import files
+from contrastive.data.captions import canonical
 from contrastive.data.config import DataConfig
 from contrastive.data.examples import Examples, Progress, read_examples
 from contrastive.data.mixture import Mixture
@@ -26,6 +28,7 @@ T = TypeVar("T")
 Numbers = Int64[np.ndarray, "samples most"]
 """Numbers of samples; −1 where a sample has fewer negatives than others."""
 _NAME = "negatives"  # of the array, the column, the field
+_PASSAGES = "passages"  # of the array of checksums, which only `contrastive mine` writes
 _log = logging.getLogger(__name__)
 
 
@@ -40,24 +43,65 @@ def read_examples_with_negatives(
 
     Raises:
       DataError: As there; or the index cannot be read, has another number of rows than the source
-        has samples, names samples that do not exist, or leaves no negative at all.
+        has samples, names samples that do not exist, was mined from other pairs, or leaves no
+        negative at all.
     """
     numbers = _numbers(source, config)  # damaged ones are told before all samples are read
     found = read_examples(source, config, progress=progress, **options)
-    return found if numbers is None else _with(found, numbers, len(source))
+    if numbers is None:
+        return found
+    _check_mined_from(found, source, config)
+    return _with(found, numbers, len(source))
+
+
+def passages_of(found: Examples, samples: int) -> UInt32[np.ndarray, " samples"]:
+    """A checksum of each sample's positive, by which an index knows the pairs that it was mined
+    from; 0 where a sample cannot be used."""
+    sums = np.zeros(samples, np.uint32)
+    texts = (canonical(text).encode("utf-8", "surrogatepass") for text in found.captions)
+    sums[found.index] = [zlib.crc32(text) for text in texts]
+    return sums
+
+
+def _check_mined_from(found: Examples, source: Source, config: DataConfig) -> None:
+    """Of an index that says which pairs it was mined from, that it is these."""
+    sums = passages_of(found, len(source))
+    for path, start, end in _indices(source, config):
+        if path is None or not path.lower().endswith(".npz"):
+            continue
+        with files.open_binary(os.path.expanduser(path)) as file, np.load(file) as arrays:
+            mined, now = arrays.get(_PASSAGES), sums[start:end]
+        if mined is None:
+            continue
+        others = (
+            [0]
+            if mined.shape != now.shape
+            else np.flatnonzero((mined != now) & (mined > 0) & (now > 0))
+        )
+        if len(others):
+            raise DataError(
+                f"config.data.fields.negatives_index = {path} was mined from other pairs: sample "
+                f"{others[0]} had another positive. Mine it anew (contrastive mine)."
+            )
+
+
+def _indices(source: Source, config: DataConfig) -> Iterator[tuple[str | None, int, int]]:
+    """The index of a source and its samples; of a mixture each part has its own, or none."""
+    if not isinstance(source, Mixture):
+        yield config.fields.negatives_index, 0, len(source)
+        return
+    for part, start, end in zip(config.mixture, source.starts[:-1], source.starts[1:], strict=True):
+        yield part.fields.negatives_index, int(start), int(end)
 
 
 def _numbers(source: Source, config: DataConfig) -> Numbers | None:
-    """Those of all samples of a source; of a mixture each part has its own file, or none."""
-    if not isinstance(source, Mixture):
-        path = config.fields.negatives_index
-        return None if path is None else _checked(path, len(source))
-    files_of_parts = [part.fields.negatives_index for part in config.mixture]
-    if not any(files_of_parts):
+    """Those of all samples of a source."""
+    indices = list(_indices(source, config))
+    if not any(path for path, _, _ in indices):
         return None
     parts: list[Numbers] = []
-    for path, start, end in zip(files_of_parts, source.starts[:-1], source.starts[1:], strict=True):
-        own = np.full((end - start, 0), -1) if path is None else _checked(path, int(end - start))
+    for path, start, end in indices:
+        own = np.full((end - start, 0), -1) if path is None else _checked(path, end - start)
         parts.append(np.where(own < 0, -1, own + start))
     most = max(part.shape[1] for part in parts)
     wide = [((0, 0), (0, most - part.shape[1])) for part in parts]
@@ -168,7 +212,9 @@ def _with(found: Examples, numbers: Numbers, samples: int) -> Examples:
     rows = row_of[numbers[found.index]]
     named = int((numbers[found.index] >= 0).sum())
     unusable = named - int((rows >= 0).sum())
-    equal = (rows >= 0) & (found.ids[rows] == found.ids[:, None])
+    _, words = np.unique([canonical(text) for text in found.captions], return_inverse=True)
+    equal = (found.ids[rows] == found.ids[:, None]) | (words[rows] == words[:, None])
+    equal &= rows >= 0
     rows[equal] = -1
     left = int((rows >= 0).sum())
     if not left:

@@ -9,6 +9,7 @@ and left out (:mod:`contrastive.data.examples`). Large sets are checked as they 
 a sample that cannot be used has weight 0 (:mod:`contrastive.data.unchecked`).
 """
 
+import logging
 import os
 import pathlib
 import sys
@@ -58,6 +59,7 @@ __all__ = [
     "read_examples",
 ]
 
+_log = logging.getLogger(__name__)
 _BEFORE = 50_000  # sets of so many samples are read through before the first batch
 _NICENESS = 10  # of the threads that make batches
 
@@ -93,6 +95,21 @@ def _check_negatives(examples: Examples, config: DataConfig) -> None:
         "comes with a negative: set config.data.fields.negatives to the field that holds them"
         + ("." if file is None else f", or see whether the keys in {file} are those of the pairs.")
     )
+
+
+def _check_contents(examples: Examples, config: DataConfig) -> None:
+    contents = len(set(examples.ids.tolist()))
+    if config.views.second == "content" and contents == len(examples):
+        raise DataError(
+            f"config.data.views.second = 'content', but no two of the {contents:,} pictures have "
+            "the same content id (config.data.fields.id names the field that holds it)."
+        )
+    if contents == 1 and len(examples) > 1 and not config.fields.labels:
+        _log.warning(
+            "All %s pairs are equal in content, so none is a negative of another: there is nothing "
+            "to tell apart. See config.data.content and config.data.fields.id.",
+            f"{len(examples):,}",
+        )
 
 
 def _give_way() -> None:
@@ -178,6 +195,7 @@ class BatchLoader(Batches):
             )
             self.errors = self.examples.errors
             _check_negatives(self.examples, config)
+            _check_contents(self.examples, config)
         else:
             _check_fields(source, config)
             self.examples = UncheckedExamples(

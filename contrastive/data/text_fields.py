@@ -16,7 +16,7 @@ import numpy as np
 from contrastive.data import files
 from contrastive.data.captions import canonical
 from contrastive.data.config import FieldsConfig
-from contrastive.data.fields import Fields, NamedFields, decode_text, plain
+from contrastive.data.fields import Fields, NamedFields, decode_text, parse_json, plain
 from contrastive.data.records import Pairs, Record, SampleError
 from contrastive.errors import DataError
 
@@ -44,6 +44,7 @@ NEGATIVE_NAMES = (
 )
 KEY_NAMES = ("key", "id", "_id", "query_id", "qid")
 LABEL_NAMES = ("label", "gold_label", "relation")
+_DEEPEST = 20  # lists in lists, objects in objects
 _NUMBERED = re.compile(r"(hard_)?negative_?\d+")
 
 
@@ -151,25 +152,27 @@ class TextFields(NamedFields):
             text = decode_text(value, self.config.undecodable)
             if text.lstrip().startswith("["):
                 try:
-                    return self._texts(json.loads(text))
+                    return self._texts(parse_json(text))
                 except ValueError:
                     pass
             if self.config.negatives_separator is not None:
                 return self._texts(text.split(self.config.negatives_separator))
         return self._texts(value)
 
-    def _texts(self, value: Any) -> list[str]:
+    def _texts(self, value: Any, depth: int = 0) -> list[str]:
+        if depth > _DEEPEST:
+            raise SampleError("value is nested too deeply")
         if value is None:
             return []
         if isinstance(value, np.ndarray):
             value = value.tolist()
         if isinstance(value, list | tuple):
-            return [text for one in value for text in self._texts(one)]
+            return [text for one in value for text in self._texts(one, depth + 1)]
         if isinstance(value, Mapping):
             if "text" not in value:
                 raise SampleError("object without a text", f"it has {', '.join(value)}")
             parts = (value.get("title"), value["text"])
-            return self._texts(" ".join(t for part in parts for t in self._texts(part)))
+            return self._texts(" ".join(t for p in parts for t in self._texts(p, depth + 1)))
         if not isinstance(value, str | bytes):
             raise SampleError("value is not a text", repr(value)[:40])
         text = decode_text(value, self.config.undecodable).strip()
@@ -177,20 +180,28 @@ class TextFields(NamedFields):
 
     def _label(self, value: Any) -> int:
         """The number of a label, by its name or number."""
-        names, given = self.config.labels, plain(value).strip()
-        if given in names:
-            return names.index(given)
-        if given.isdecimal() and int(given) < len(names):
-            return int(given)
+        names, given = self.config.labels, plain(_number(value)).strip()
+        for known in (names, [str(i) for i in range(len(names))]):
+            if given in known:
+                return known.index(given)
         raise SampleError("unknown label", repr(given)[:40])
 
     def _id(self, row: Mapping[str, Any]) -> int:
-        value = None if self.id is None else row.get(self.id)
-        if value is None:
+        value = None if self.id is None else _number(row.get(self.id))
+        if value is None or value == "":
             return -1
         if not isinstance(value, int) or not -1 <= value < 2**31:
             raise SampleError("id is not a number between 0 and 2^31 - 1", repr(value)[:40])
         return value
+
+
+def _number(value: Any) -> Any:
+    """Whole numbers as such, where a table holds them as texts or, beside empty cells, as floats."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str):
+        return int(value) if value.isdecimal() and len(value) < 12 else value.strip()
+    return value
 
 
 def settle(
@@ -218,15 +229,15 @@ def _read_negatives(config: FieldsConfig) -> dict[str, tuple[str, ...]]:
             number += 1
             if not line.strip():
                 continue
-            entry = json.loads(line.decode("utf-8-sig"))
-            texts = entry["negatives"]
-            if not all(isinstance(text, str) for text in texts):
-                raise TypeError("negatives are texts")
-            key, found = str(entry["key"]), [text.strip() for text in texts if text.strip()]
-            more[key] = (*more.get(key, ()), *found)
+            entry = parse_json(line.decode("utf-8-sig"))
+            key, texts = str(entry["key"]), entry["negatives"]
+            if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+                raise TypeError("negatives are texts in a list")
+            texts = [decode_text(text, config.undecodable).strip() for text in texts]
+            more[key] = (*more.get(key, ()), *filter(None, texts))
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, SampleError) as error:
         raise DataError(
             f"{path}, line {number}: every line has to be an object with a key and negatives, a "
             f"list of texts ({type(error).__name__}: {error})."

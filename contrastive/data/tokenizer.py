@@ -120,7 +120,9 @@ class Tokenizer:
         rows = np.full((len(texts), self.length), self.pad_id, np.int32)
         truncated, room = 0, self._room - (0 if most is None else self.length - most)
         if room < 1:
-            raise ConfigError(f"{most} ids leave no room for text between the markers.")
+            raise ConfigError(
+                f"config.data.query_length = {most} leaves no room for text between the markers."
+            )
         for row, ids in zip(rows, self._pieces(texts), strict=True):
             if len(ids) > room:
                 ids = ids[-room:] if self.cuts_left else ids[:room]
@@ -128,6 +130,26 @@ class Tokenizer:
             ids = self._head + ids + self._tail
             row[: len(ids)] = ids
         return Encoded(rows, truncated)
+
+    def check_room(self, config: DataConfig) -> None:
+        """Raises :class:`ConfigError` where nothing of a text would be read behind what stands
+        before it."""
+        prefixes = [config.query_prefix.strip(), config.passage_prefix.strip()]
+        query, passage = map(len, self._pieces(prefixes))
+        short = 0 if config.query_length is None else self.length - config.query_length
+        rows = [
+            ("query_length" if short else "text_length", "query_prefix", query, self._room - short),
+            ("text_length", "passage_prefix", passage, self._room),
+        ]
+        if config.joined:  # both texts in one row, and a marker more
+            both = "query_prefix and passage_prefix"
+            rows = [("text_length", both, query + passage + 1, self._room - 1)]
+        for length, prefix, taken, room in rows:
+            if taken >= room:
+                raise ConfigError(
+                    f"config.data.{length} = {getattr(config, length)} is too little: {room} ids "
+                    f"between the markers, behind config.data.{prefix}, leave no room for text."
+                )
 
     def encode_joined(self, firsts: Sequence[str], seconds: Sequence[str]) -> Encoded:
         """Two texts as one row: begin, first, begin, second, end, padding. Where both are too long
@@ -325,6 +347,14 @@ def load_tokenizer(
     Raises:
       DataError: There is none and no source to learn from, or a file is damaged.
     """
+    tokenizer = _tokenizer_of_run(config, source, workdir)
+    tokenizer.check_room(config)
+    return tokenizer
+
+
+def _tokenizer_of_run(
+    config: DataConfig, source: Source | None, workdir: pathlib.Path | None
+) -> Tokenizer:
     settings = config.tokenizer
     saved = None if workdir is None else workdir / "tokenizer.json"
     if saved is not None and saved.exists():

@@ -143,7 +143,7 @@ class UncheckedExamples:
             bad,
             [record.get("query", "").strip() for record in records],
             negatives,
-            [[_caption_id(text) for text in texts] for texts in negatives],
+            [_negative_ids(record, own) for record, own in zip(records, ids, strict=True)],
             np.array([record.get("label", 0) for record in records], np.int32)
             if self._labelled
             else None,
@@ -153,6 +153,15 @@ class UncheckedExamples:
         if record["id"] >= 0:
             return _hashed(f"id {record['id']}".encode())
         return _hashed(record["image"]) if self._by_picture else _caption_id(record["caption"])
+
+
+def _negative_ids(record: Record, own: tuple[int, int]) -> list[tuple[int, int]]:
+    """Those of a record's negatives; its own positive has its own, whatever that was made of."""
+    positive = canonical(record["caption"] or "")
+    return [
+        own if canonical(text) == positive else _caption_id(text)
+        for text in record.get("negatives", [])
+    ]
 
 
 def _caption_id(caption: str) -> tuple[int, int]:

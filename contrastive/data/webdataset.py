@@ -26,7 +26,7 @@ from jaxtyping import Bool, Int64, Integer, UInt32
 
 from contrastive.data import files
 from contrastive.data.config import FieldsConfig
-from contrastive.data.fields import IMAGE_NAMES, JSON, Fields
+from contrastive.data.fields import IMAGE_NAMES, JSON, Fields, parse_json
 from contrastive.data.records import DataErrors, Record, SampleError
 from contrastive.data.tar_index import (
     BLOCK,
@@ -203,7 +203,7 @@ def _first_sample_fields(shards: Sequence[str]) -> tuple[list[str], list[str]]:
         names: dict[str, None] = {}
         for row in np.asarray(index.rows[:_LOOKED_AT], np.int64):
             with contextlib.suppress(ValueError):
-                value = json.loads(files.read_at(shard, int(row[0]) * BLOCK, int(row[1])))
+                value = parse_json(files.read_at(shard, int(row[0]) * BLOCK, int(row[1])))
                 names |= dict.fromkeys(value) if isinstance(value, dict) else {}
         return found, list(names)
     return [], []
@@ -362,7 +362,7 @@ class WebDatasetSource:
         if not inside or "json" not in values:
             return values
         try:
-            content = json.loads(values["json"])
+            content = parse_json(values["json"])
             if not isinstance(content, dict):
                 raise ValueError("it is not an object")
         except ValueError as error:

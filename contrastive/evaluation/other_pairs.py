@@ -33,7 +33,7 @@ from contrastive.evaluation.judged import (
 from contrastive.evaluation.measured import Measured
 from contrastive.evaluation.ranking import rank_scores
 from contrastive.evaluation.retrieval import summarise
-from contrastive.evaluation.sets import HELD_OUT_SPLITS, emoji_splits, evenly
+from contrastive.evaluation.sets import HELD_OUT_SPLITS, emoji_splits, evenly, of_split
 from contrastive.geometry import uniformity
 from contrastive.logits import LogitPartition
 
@@ -152,7 +152,8 @@ def _splits(data: DataConfig, most: int) -> Iterable[tuple[str, Source]]:
 
 def _text_set(name: str, source: Source, data: DataConfig) -> TextSet | None:
     """The texts of a split; one that comes several times with the same id counts once."""
-    found = read_examples(source, data)
+    with of_split(name, data):
+        found = read_examples(source, data)
     judged = None
     if data.negatives or data.fields.labels:
         judged = judged_pairs(name, found, data.fields.labels)

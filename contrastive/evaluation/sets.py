@@ -1,7 +1,8 @@
 """The sets that a model is evaluated on, made from the data that it was trained on."""
 
+import contextlib
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Int32, UInt8
@@ -12,7 +13,7 @@ from contrastive.data.config import DataConfig
 from contrastive.data.examples import read_evaluation_pairs
 from contrastive.data.records import Record, Source, Subset
 from contrastive.data.sources import open_source
-from contrastive.errors import NoSuchSplit
+from contrastive.errors import DataError, NoSuchSplit
 from contrastive.evaluation.emoji_classes import SUBGROUP_NAMES
 
 # Splits that are evaluated beside the training data, as far as a source has them.
@@ -59,6 +60,15 @@ class KnownPictures:
     images: UInt8[np.ndarray, "images ..."]
     ids: Int32[np.ndarray, " images"]
     labels: Int32[np.ndarray, " images"]
+
+
+@contextlib.contextmanager
+def of_split(name: str, data: DataConfig) -> Iterator[None]:
+    """What is wrong with the samples of a split says of which."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"the split {name!r} of {data.source}: {error}") from error
 
 
 def evenly(count: int, most: int) -> np.ndarray:
@@ -176,7 +186,8 @@ def _sets_of_splits(
             if name == "train":
                 raise
             continue
-        pairs = read_evaluation_pairs(_part(source, evenly(len(source), most)), data)
+        with of_split(name, data):
+            pairs = read_evaluation_pairs(_part(source, evenly(len(source), most)), data)
         yield _unique(name, pairs.images, pairs.records, pairs.ids)
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 import contrastive
 from contrastive import config as config_lib
 from contrastive.cli import main
+from contrastive.commands import embed as embed_module
 from contrastive.commands.embed import embed
 from contrastive.commands.evaluate import evaluate_run
 from contrastive.commands.search import search
@@ -149,6 +150,17 @@ def test_embed_the_lines_of_a_text_file(run, tmp_path):
     with np.load(tmp_path / "out.npz") as data:
         expected = contrastive.load(run).encode_text(["a red circle", "a blue bar"])
         np.testing.assert_allclose(data["embeddings"], expected, atol=1e-6)
+
+
+def test_the_name_of_a_very_long_line_is_its_beginning(run, tmp_path, monkeypatch):
+    """NumPy gives every name the room of the longest one: a line of 2 MB made a file of GBs."""
+    monkeypatch.setattr(embed_module, "_NAMES", 2000)
+    (tmp_path / "lines.txt").write_text("word " * 9000 + "\na blue bar\n")
+    embed(run, tmp_path / "lines.txt", tmp_path / "out", console=quiet())
+    with np.load(tmp_path / "out.npz") as data:
+        assert [len(name) for name in data["names"]] == [1000, 10]
+    with pytest.raises(UserError, match=r"first 17 entries .* take 1 to 16"):
+        embed(run, tmp_path / "lines.txt", tmp_path / "no", dim=17, console=quiet())
 
 
 def test_embed_says_what_is_wrong(run, tmp_path):

@@ -98,6 +98,10 @@ def test_what_is_no_negative_is_counted_and_left_out(tmp_path, config_of, caplog
     assert list(found.negatives)[:2] == [["answer 5"], []]
     said = "Of the 5 samples that .* names, 2 cannot be used and 2 are equal in content"
     assert any(re.search(said, message) for message in caplog.messages)
+    given = [{**row, "content_id": i} for i, row in enumerate(rows)]
+    given[5]["positive"] = "Answer  0"  # the words of pair 0 under another id
+    five = write(tmp_path / "five.jsonl", [[5, 6], *[[] for _ in range(11)]])
+    assert examples_of(config_of(five, given)).negatives[0] == ["answer 6"]
     index = write(tmp_path / "index.jsonl", [[i, 4] for i in range(12)])
     with pytest.raises(DataError, match=r"names 22 samples, of which none.*11 cannot.*11 are eq"):
         examples_of(config_of(index, rows))

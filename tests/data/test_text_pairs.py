@@ -145,12 +145,22 @@ def test_negatives_by_key_from_a_file(tmp_path):
     for text, words in (
         ('{"key": "q1"}\n', r"line 1.*KeyError"),
         ('\n{"key": "q1", "negatives": [3]}\n', r"line 2.*negatives are texts"),
+        ('{"key": "q1", "negatives": "far"}\n', r"line 1.*texts in a list"),
+        ('{"key": "q1", "negatives": {"far": 1}}\n', r"line 1.*texts in a list"),
+        ('{"key": "q1", "negatives": ["\\ud800"]}\n', r"line 1.*text is not utf-8"),
+        ("[" * 100_000 + "\n", r"line 1.*nested too deeply"),
         ("no\n", "line 1"),
         ("\n", "holds no negatives"),
     ):
         (tmp_path / "more.jsonl").write_text(text)
         with pytest.raises(DataError, match=words):
             open_source(config, "train")
+    jsonl(tmp_path / "more.jsonl", [*more, {"key": "q8", "negatives": ["there"]}])
+    source = open_source(config, "train")
+    assert {r["key"]: r["negatives"] for r in map(source.__getitem__, range(12))}["q8"] == [
+        "away",
+        "there",
+    ]
     (tmp_path / "more.jsonl").unlink()
     with pytest.raises(DataError, match="cannot be read"):
         open_source(config, "train")
@@ -349,6 +359,9 @@ def test_hostile_rows(tmp_path):
         b'{"id": "c", "question": {"body": "x"}, "positive": "p"}',
         b'["no object"]',
         b'{"id": "d", "question": null, "positive": "p", "negatives": null}',
+        b'{"id": "d", "question": "q", "positive": "p", "negatives": "' + b"[" * 100_000 + b'"}',
+        b'{"id": "d", "question": "q", "positive": ' + b"[" * 900 + b"]" * 900 + b"}",
+        b"[" * 100_000,
         b'{"id": "e", "question": "\xef\xbb\xbfq", "positive": ["p", "r"], "negatives": "n"}',
     ]
     (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
@@ -358,7 +371,8 @@ def test_hostile_rows(tmp_path):
     found = []
     for i in range(len(source)):
         try:
-            found.append((source[i]["query"], source[i]["caption"], source[i]["negatives"]))
+            row = source[i]
+            found.append((row["query"], row["caption"], [text[:9] for text in row["negatives"]]))
         except Exception as error:
             found.append(str(error).partition(":")[0])
     assert found == [
@@ -367,6 +381,9 @@ def test_hostile_rows(tmp_path):
         "object without a text",
         "line is not a JSON object",
         ("", "p", []),
+        ("q", "p", ["[" * 9]),
+        "value is nested too deeply",
+        "line is not a JSON object",
         ("q", "p", ["n"]),
     ]
 
@@ -479,6 +496,28 @@ def test_queries_have_a_length_of_their_own(open_loader):
 @pytest.mark.parametrize(
     "change, message",
     [
+        ({"query_length": 2}, r"config\.data\.query_length = 2 is too little"),
+        (
+            {"query_length": 4, "query_prefix": "what is "},
+            r"query_length = 4 .*query_prefix, leave",
+        ),
+        ({"passage_prefix": "what is number 1 or 2: "}, r"_length = 8 .*passage_prefix, leave"),
+        ({"joined": True, "text_length": 4}, r"config\.data\.text_length = 4 is too little"),
+        (
+            {"joined": True, "query_prefix": "is ", "passage_prefix": "answer 1 2 "},
+            "prefix and pas",
+        ),
+    ],
+)
+def test_a_row_has_room_for_more_than_what_stands_before_a_text(change, message):
+    config = dataclasses.replace(CONFIG, **change)
+    with pytest.raises(ConfigError, match=message):
+        load_tokenizer(config, InMemorySource(records_of(ROWS)))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
         ({"query_length": 9}, "query_length = 9 has to lie between 1 and config.data.text_length"),
         ({"query_length": 0}, "query_length = 0 has to lie"),
         ({"query_length": 4, "joined": True}, "query_length: joined texts"),
@@ -532,15 +571,15 @@ def test_labels_reach_the_batch_by_name_or_number(tmp_path, open_loader):
 
 def test_a_label_that_is_none_is_a_bad_sample(tmp_path):
     rows = [{**row, "label": "similar"} for row in ROWS]
-    rows[3]["label"], rows[4]["label"] = "other", 2
+    rows[3]["label"], rows[4]["label"], rows[6]["label"] = "other", 2, "9" * 5000
     del rows[5]["label"]
     fields = FieldsConfig(labels=LABELS, held_out_share=0.0)
     config = dataclasses.replace(
         CONFIG, source=jsonl(tmp_path / "a.jsonl", rows), fields=fields, max_bad_share=0.5
     )
     examples = read_examples(open_source(config, "train"), config)
-    assert len(examples) == 9
-    assert examples.errors.counts == {"unknown label": 3}
+    assert len(examples) == 8
+    assert examples.errors.counts == {"unknown label": 4}
     other = dataclasses.replace(config, source=jsonl(tmp_path / "b.jsonl"))
     with pytest.raises(DataError, match="no field for the label: looked for label, gold_label"):
         open_source(other, "train")
@@ -564,7 +603,7 @@ def test_joined_texts_are_one_row_with_a_marker_before_each(tmp_path, open_loade
         wanted = [begin, *ask, *first, begin, *second, end]
         assert batch["joined"][i, : len(wanted)].tolist() == wanted
         assert (batch["joined"][i, len(wanted) :] == tokenizer.pad_id).all()
-    for room in (4, 5, 8):
+    for room in (6, 7, 8):
         small = load_tokenizer(dataclasses.replace(config, text_length=room), loader._source)
         ids, cut = small.encode_joined(["one"], ["answer 1 is number 1 what"])
         assert (ids[0] == begin).sum() == 2
@@ -595,3 +634,65 @@ def test_a_miner_that_returns_the_own_passage_gives_no_negative(open_loader, tmp
             kept = batch["negatives"][row][np.asarray(there[row]) > 0]
             others = [] if example in (3, 7) else [tokenizer.encode(["answer 3"])[0]]
             assert sorted(map(tuple, kept)) == sorted(map(tuple, [far, *others]))
+
+
+@pytest.mark.parametrize("check", ["before", "during"])
+def test_the_own_positive_is_no_negative_whatever_ids_the_source_gives(
+    open_loader, tmp_path, check
+):
+    rows = [{**row, "content_id": 100 + i} for i, row in enumerate(ROWS)]
+    rows[7]["positive"] = "answer 3"  # as pair 3, of another id
+    rows = [{**row, "negatives": [row["positive"].upper(), "far"]} for row in rows]
+    fields = FieldsConfig(held_out_share=0.0)
+    config = dataclasses.replace(
+        CONFIG, source=jsonl(tmp_path / "a.jsonl", rows), fields=fields, check=check
+    )
+    batch = next(open_loader(open_source(config, "train"), config, batch_size=12)[0])
+    there = existing_negatives({k: jnp.asarray(v) for k, v in batch.items()}, masked=True)
+    assert np.asarray(there).tolist() == [[0.0, 1.0]] * 12
+
+
+@pytest.mark.parametrize("last", [2**31 - 1, 2**31 - 8])
+def test_ids_that_leave_no_number_for_others_are_refused(tmp_path, last):
+    rows = [{**ROWS[0], "content_id": last}, *ROWS[1:]]
+    fields = FieldsConfig(held_out_share=0.0)
+    config = dataclasses.replace(CONFIG, source=jsonl(tmp_path / "a.jsonl", rows), fields=fields)
+    with pytest.raises(DataError, match=f"fields.id. reach {last}, which leaves no numbers"):
+        read_examples(open_source(config, "train"), config)
+    given = [{**row, "content_id": last - i, "negatives": []} for i, row in enumerate(ROWS)]
+    jsonl(tmp_path / "a.jsonl", given)
+    assert read_examples(open_source(config, "train"), config).ids[0] == last
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_ids_and_labels_as_tables_hold_numbers(tmp_path, kind):
+    """Texts in CSV; floats where pandas has met an empty cell."""
+    rows = {name: [row[name] for row in ROWS] for name in ("question", "positive")}
+    rows |= {
+        "content_id": [float(i) for i in range(12)],
+        "label": [float(i % 2) for i in range(12)],
+    }
+    options = {"fields": FieldsConfig(labels=LABELS, held_out_share=0.0)}
+    if kind == "csv":
+        options = {"fields": FieldsConfig(labels=LABELS), "csv": CsvConfig(held_out_share=0.0)}
+        lines = [
+            f"{q},{p},{i:.0f},{label:.0f}" for q, p, i, label in zip(*rows.values(), strict=True)
+        ]
+        (tmp_path / "a.csv").write_text("\n".join([",".join(rows), *lines]))
+    else:
+        pq.write_table(pa.table(rows), tmp_path / "a.parquet")
+    source = str(tmp_path / f"a.{kind}")
+    config = dataclasses.replace(CONFIG, source=source, negatives=0, **options)
+    found = read_examples(open_source(config, "train"), config)
+    assert found.ids.tolist() == list(range(12))
+    assert found.labels.tolist() == [0, 1] * 6
+
+
+@pytest.mark.parametrize("about", [b"{", b"null", b"[]", b'{"info": null}', b"\xff"])
+def test_notes_of_others_in_a_table_do_no_harm(tmp_path, about):
+    rows = {name: [row[name] for row in ROWS] for name in ("question", "positive")}
+    table = pa.table(rows).replace_schema_metadata({b"huggingface": about})
+    pq.write_table(table, tmp_path / "a.parquet")
+    fields = FieldsConfig(held_out_share=0.0)
+    config = dataclasses.replace(CONFIG, source=str(tmp_path / "a.parquet"), fields=fields)
+    assert len(open_source(config, "train")) == 12

@@ -22,7 +22,7 @@ from contrastive.data.draws import derived, example_keys
 from contrastive.data.pipeline import BatchLoader, load_tokenizer, open_source
 from contrastive.data.records import DataErrors, InMemorySource
 from contrastive.data.transforms import resize
-from contrastive.errors import ConfigError
+from contrastive.errors import ConfigError, DataError
 
 OFF = AugmentConfig(**{f.name: 0.0 for f in dataclasses.fields(AugmentConfig)})
 CONFIG = DataConfig(source="pictures", pairs="views", image_size=8, augment=OFF, threads=0)
@@ -222,6 +222,16 @@ def test_settings_that_cannot_be(change, words):
         ViewsConfig(small_size=5)
     with pytest.raises(ConfigError, match="smaller one first"):
         ViewsConfig(small=1, small_area=(0.5, 0.1))
+
+
+def test_contents_that_leave_nothing_to_compare(open_loader, make_records, caplog):
+    records = [{**record, "id": i} for i, record in enumerate(make_records(12))]
+    config = dataclasses.replace(CONFIG, views=ViewsConfig(second="content"))
+    with pytest.raises(DataError, match=r"no two of the 12 pictures have the same content id"):
+        open_loader(records, config)
+    assert not caplog.messages
+    open_loader([{**record, "id": 3} for record in records], config)
+    assert any("All 12 pairs are equal in content" in text for text in caplog.messages)
 
 
 def test_the_second_view_is_another_picture_of_the_same_content(open_loader, make_records):

@@ -144,3 +144,12 @@ def test_scores_rank_a_passage_among_its_negatives(tmp_path):
     got = rows.measure(Pixels(), retrieval_metrics)
     assert got["triplets/pairs"] == 2
     assert got["triplets/accuracy"] == 0.75  # of the second, "ax" and "ay" are equally near
+
+
+def test_what_is_wrong_with_a_split_says_of_which(tmp_path):
+    rows = [{"query": f"q {i}", "positive": f"p {i}", "split": "train"} for i in range(4)]
+    rows.append({"query": "q", "positive": " ", "split": "validation"})
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = DataConfig(source=str(tmp_path / "a.jsonl"), pairs="texts")
+    with pytest.raises(DataError, match=r"the split 'validation' of .*a\.jsonl: 1 of 1 samples"):
+        load_pairs(config, most=10)
