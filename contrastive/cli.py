@@ -247,19 +247,12 @@ def _mine(options: argparse.Namespace) -> int:
     from contrastive.mining import MiningConfig
     from contrastive.recipe import load_recipe
 
-<<<<<<< HEAD
     names = ("count", "skip", "window", "margin", "relative_margin", "max_score")
-    judge = None
-    if options.judge is not None:
-        judge = JudgeConfig(run=options.judge, below=options.below, candidates=options.candidates)
-=======
-    names = ("count", "skip", "window", "margin", "max_score")
     of_judge = {"below": options.below, "candidates": options.candidates}
     given = {name: value for name, value in of_judge.items() if value is not None}
     if given and options.judge is None:
         raise ConfigError(f"--{next(iter(given))} has no effect without --judge.")
     judge = None if options.judge is None else JudgeConfig(run=options.judge, **given)
->>>>>>> a400563 (Mining: passages without words, and options of a judge that is not there, are one sentence)
     return mine(
         load_recipe(options.config, options.overrides),
         options.output,

@@ -196,7 +196,7 @@ class TextFields(NamedFields):
 
 
 def _number(value: Any) -> Any:
-    """Whole numbers as such, where a table holds them as texts or, beside empty cells, as floats."""
+    """A whole number as such, where a table holds it as text or, beside empty cells, as float."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, str):
