@@ -313,7 +313,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     import jax
 
     from contrastive.commands.evaluate import evaluate_run, evaluate_tasks, parse_options
-    from contrastive.evaluation.suite import format_table
+    from contrastive.evaluation.table import format_table
 
     path = options.path or options.workdir
     if path is None or (options.path and options.workdir):

@@ -12,6 +12,8 @@ from contrastive.commands.evaluate import read_results
 from contrastive.errors import UserError
 from contrastive.evaluation.comparison import Comparison, as_json, compare
 
+_PIPED = 240  # columns, where nobody has a window: names of metrics stay whole
+
 
 def compare_runs(
     runs: Sequence[pathlib.Path], *, as_object: bool = False, console: Console | None = None
@@ -32,7 +34,9 @@ def compare_runs(
     if not rows:
         raise UserError(f"{runs[0]} shares no metric with the others: were they evaluated alike?")
     names = [str(run) for run in runs]
-    console = Console(highlight=False) if console is None else console
+    if console is None:
+        console = Console(highlight=False)
+        console.width = console.width if console.is_terminal else _PIPED
     if as_object:
         console.print(
             json.dumps(as_json(names, rows)), markup=False, soft_wrap=True, highlight=False

@@ -62,7 +62,7 @@ def index(recipe: Recipe, *, workers: int, stream: Any = None) -> int:
                 raise
             print(f"{pattern}: there are none.", file=stream)
             continue  # there need not be every split
-        left_out = f", {found.errors.summary()} left out" if len(found.errors) else ""
+        left_out = f"; faults: {found.errors.summary()}" if len(found.errors) else ""
         print(
             f"{pattern}: {len(found):,} samples in {len(found.shards):,} tars{left_out}; "
             f"{time.perf_counter() - began:.1f} s.",
@@ -172,8 +172,8 @@ def convert(
     left_out = f" Left out: {errors.summary()}." if len(errors) else ""
     suffix = "-*.tar" if target == "webdataset" else ".array_record-*"
     print(
-        f"{len(source):,} samples read.{left_out} Use them with "
-        f"--config.data.source='{output}/{{split}}{suffix}'.",
+        f"{len(source):,} samples of the split {split} read (--split: another).{left_out} "
+        f"Use them with --config.data.source='{output}/{{split}}{suffix}'.",
         file=stream,
     )
     return 0

@@ -24,7 +24,8 @@ from contrastive.commands.evaluate import LISTS, NUMBERS, is_evaluated, save_eva
 from contrastive.data.pipeline import BatchLoader, open_batches, open_source
 from contrastive.data.tokenizer import Tokenizer, load_tokenizer
 from contrastive.errors import ConfigError, DataError, StorageError, UserError
-from contrastive.evaluation.suite import evaluate, format_table
+from contrastive.evaluation.suite import evaluate
+from contrastive.evaluation.table import format_line, format_table
 from contrastive.inference import Model, build_towers
 from contrastive.launching import record as record_lib
 from contrastive.microbatches import check_microbatches
@@ -442,6 +443,7 @@ class _Run:
 
     def _evaluate_quickly(self, step: int, state: TrainState) -> None:
         results = evaluate(self._model(state), self.recipe, quick=True, devices=self.devices)
+        self.terminal.say(f"step {step}  evaluation: {format_line(results)}")
         metrics = evaluation_numbers(results)
         self._measured(step, metrics)
         self._write(step, metrics)

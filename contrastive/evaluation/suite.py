@@ -15,10 +15,9 @@ from contrastive.evaluation.baselines import raw_pixel_scores
 from contrastive.evaluation.measured import Measured
 from contrastive.evaluation.ranking import rank_scores
 from contrastive.evaluation.sets import EvaluationSet, KnownPictures, known_emoji, load_sets
-from contrastive.evaluation.table import format_table
 from contrastive.mesh import Devices
 
-__all__ = ["EvaluationConfig", "evaluate", "evaluate_set", "format_table"]
+__all__ = ["EvaluationConfig", "evaluate", "evaluate_set"]
 
 # Seed of the untrained twin; any will do, it stands for having learned nothing.
 UNTRAINED_SEED = 1

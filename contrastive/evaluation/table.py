@@ -224,6 +224,18 @@ def table_rows(results: Mapping[str, Any]) -> list[TableRow]:
     return rows
 
 
+def format_line(results: Mapping[str, Any], *, most: int = 4) -> str:
+    """The first results of the first sets in a line, for use during a run."""
+    found: dict[str, str] = {}
+    for row in table_rows(results):
+        found.setdefault(row.group, f"{TITLES[row.task]} {share(row.first)}")
+    for task in task_rows(results):
+        value = next(iter(task.numbers.values()))
+        found.setdefault(task.group, f"{TITLES[task.task]} {number(value)}")
+    shown = list(found.items())[:most]
+    return ", ".join(f"{TITLES.get(group, group)} {text}" for group, text in shown)
+
+
 def format_table(results: Mapping[str, Any], *, width: int = 108) -> str:
     """The results as a table for the terminal: shares of queries, beside chance and baselines."""
     out = io.StringIO()
@@ -323,9 +335,13 @@ def _shape_table(rows: Sequence[tuple[str, dict[str, float], bool]]) -> Table:
     for title in titles:
         table.add_column(title, justify="right")
     for group, found, _ in rows:
-        cells = (f"{found[title]:.2f}" if title in found else "" for title in titles)
+        cells = (_plain(found[title]) if title in found else "" for title in titles)
         table.add_row(TITLES.get(group, group), *cells)
     return table
+
+
+def _plain(value: float) -> str:
+    return f"{round(value, 2) + 0.0:.2f}".replace("-", "−")  # no −0.00
 
 
 def number(value: float | None) -> str:

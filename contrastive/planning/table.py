@@ -29,8 +29,8 @@ def format_plan(plan: Plan) -> str:
         lines.append(f"  program           {_gib(memory.program)}")
     lines += [
         "",
-        f"Operations          {compiled.step.total / batch / 1e9:,.1f} GFLOP an example (forward "
-        f"{compiled.forward.total / batch / 1e9:,.1f}); the loss is "
+        f"Operations          {_giga(compiled.step.total / batch)} GFLOP an example (forward "
+        f"{_giga(compiled.forward.total / batch)}); the loss is "
         f"{compiled.step.inside / max(compiled.step.total, 1):.2%} of them",
     ]
     if plan.collectives:
@@ -46,6 +46,10 @@ def format_plan(plan: Plan) -> str:
         if part:
             lines += ["", *part]
     return "\n".join(lines)
+
+
+def _giga(count: float) -> str:
+    return f"{count / 1e9:,.1f}" if count > 1e10 else f"{count / 1e9:.2g}"
 
 
 def _estimate(plan: Plan) -> list[str]:

@@ -129,7 +129,10 @@ def test_convert_keeps_everything(call, pairs, tmp_path, target, files):
         "convert", pairs, ALL, f"--to={target}", f"--output={out}", "--shard-size=8"
     )
     assert status == 0
-    assert "20 samples read. Left out: 1 empty caption." in printed
+    assert (
+        "20 samples of the split train read (--split: another). Left out: 1 empty caption."
+        in printed
+    )
     pattern = printed.split("--config.data.source='")[1].split("'")[0]
     assert len(list(out.iterdir())) == files
     before = open_source(
@@ -160,7 +163,7 @@ def test_index(call, tmp_path):
                     tar.addfile(info, io.BytesIO(data))
     status, printed, _ = call("index", tmp_path / "a-{0..1}.tar", "--workers=1")
     assert status == 0
-    assert "5 samples in 2 tars, 1 no image left out" in printed
+    assert "5 samples in 2 tars; faults: 1 no image" in printed
     assert len(list((tmp_path / "cache").glob("webdataset-*/samples.bin"))) == 1
     status, _, complaint = call("index", "emoji")
     assert status == 2
@@ -269,7 +272,9 @@ def test_pairs_of_texts(call_plain, tmp_path):
         "data convert", *settings, "--to=array_record", f"--output={out}", "--shard-size=4"
     )
     assert status == 0
-    assert "10 samples read. Left out: 1 empty query." in printed
+    assert (
+        "10 samples of the split train read (--split: another). Left out: 1 empty query." in printed
+    )
     pattern = printed.split("--config.data.source='")[1].split("'")[0]
     before, after = (
         open_source(DataConfig(source=source, pairs="texts", fields=no_held_out), "train")
@@ -285,7 +290,7 @@ def test_pairs_of_texts(call_plain, tmp_path):
 def test_convert_of_views_keeps_pictures(call_plain, pairs, tmp_path, target):
     settings = ["--config.data.pairs=views", ALL, f"--to={target}", f"--output={tmp_path / 'out'}"]
     status, printed, _ = call_plain("data convert", f"--config.data.source={pairs}", *settings)
-    assert (status, "20 samples read. Use" in printed) == (0, True)
+    assert (status, "20 samples of the split train read (" in printed) == (0, True)
     pattern = printed.split("--config.data.source='")[1].split("'")[0]
     before, after = (
         open_source(DataConfig(source=source, pairs="views", fields=fields, **cache), "train")

@@ -5,6 +5,7 @@ import hashlib
 import math
 import os
 import pathlib
+import re
 import tempfile
 
 import numpy as np
@@ -24,7 +25,7 @@ from contrastive.evaluation.sets import (
     load_sets,
 )
 from contrastive.evaluation.suite import EvaluationConfig, evaluate
-from contrastive.evaluation.table import format_table, share, table_rows
+from contrastive.evaluation.table import format_line, format_table, share, table_rows
 
 NAMES = ("red", "green", "blue", "white", "black", "pink")
 COLOURS = ((255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255), (0, 0, 0), (255, 128, 192))
@@ -209,6 +210,16 @@ def test_the_table_shows_numbers_beside_chance_and_baselines(emoji_like):
     geometry = next(line for line in text.splitlines() if line.startswith("unseen concepts  0"))
     assert geometry.split()[2:5] == ["0.00", "(untrained", "0.00)"]
     assert "Nothing was evaluated" in format_table({})
+    line = format_line(results, most=2)
+    assert line == "unseen artist image → text 1.000, unseen concepts image → text 1.000"
+    other = {"test/similarity/spearman": -0.25, "test/similarity/pairs": 9.0}
+    assert format_line(other) == "test similarity −0.250"
+
+
+def test_no_number_is_minus_nothing():
+    text = format_table({"a/geometry/information_bound": -0.001, "a/geometry/modality_gap": -1.5})
+    assert "−1.50" in text
+    assert re.search(r"(?<![−-])0\.00", text)
 
 
 def test_the_table_is_shown_whatever_a_file_says():
