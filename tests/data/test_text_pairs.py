@@ -155,12 +155,6 @@ def test_negatives_by_key_from_a_file(tmp_path):
         (tmp_path / "more.jsonl").write_text(text)
         with pytest.raises(DataError, match=words):
             open_source(config, "train")
-    jsonl(tmp_path / "more.jsonl", [*more, {"key": "q8", "negatives": ["there"]}])
-    source = open_source(config, "train")
-    assert {r["key"]: r["negatives"] for r in map(source.__getitem__, range(12))}["q8"] == [
-        "away",
-        "there",
-    ]
     (tmp_path / "more.jsonl").unlink()
     with pytest.raises(DataError, match="cannot be read"):
         open_source(config, "train")
