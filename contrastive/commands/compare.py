@@ -10,7 +10,7 @@ from rich.text import Text
 
 from contrastive.commands.evaluate import read_results
 from contrastive.errors import UserError
-from contrastive.evaluation.comparison import Comparison, as_json, compare
+from contrastive.evaluation.comparison import Comparison, as_json, compare, other_data
 
 _PIPED = 240  # columns, where nobody has a window: names of metrics stay whole
 
@@ -30,7 +30,8 @@ def compare_runs(
     """
     if len(runs) < 2:
         raise UserError("give two runs or more to compare.")
-    rows = compare([read_results(run) for run in runs])
+    results = [read_results(run) for run in runs]
+    rows = compare(results)
     if not rows:
         raise UserError(f"{runs[0]} shares no metric with the others: were they evaluated alike?")
     names = [str(run) for run in runs]
@@ -48,6 +49,12 @@ def compare_runs(
         "both runs; bold where 0 is outside.",
         markup=False,
     )
+    if others := other_data(results):
+        console.print(
+            f"Not the same data in all runs, so their numbers say little of each other: "
+            f"{', '.join(others)}.",
+            markup=False,
+        )
     return rows
 
 

@@ -61,6 +61,16 @@ def compare(runs: Sequence[Measured], *, samples: int = 1000) -> list[Comparison
     return rows
 
 
+def other_data(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The sets (or tasks) whose samples are not those of the first run, by their digests."""
+    return [
+        key.removesuffix("/content")
+        for key in runs[0]
+        if key.endswith("/content")
+        and any(run.get(key, runs[0][key]) != runs[0][key] for run in runs)
+    ]
+
+
 def as_json(names: Sequence[str], rows: Sequence[Comparison]) -> dict[str, Any]:
     """``{"runs": […], "metrics": {METRIC: {"values", "intervals", "differences", …}}}``."""
 

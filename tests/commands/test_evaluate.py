@@ -152,6 +152,7 @@ def test_runs_side_by_side(tmp_path, capsys):
     text = console.file.getvalue()
     assert "two − one" in text
     assert "[+0." in text
+    assert "Not the same data" not in text
 
 
 def test_other_queries_have_no_paired_interval(tmp_path):
@@ -163,6 +164,8 @@ def test_other_queries_have_no_paired_interval(tmp_path):
     (_, recall) = compare_runs([tmp_path / "one", tmp_path / "two"], console=console)
     assert recall.differences[0] is not None
     assert recall.difference_intervals[0] is None
+    assert "Not the same data in all runs" in (text := console.file.getvalue())
+    assert text.rstrip().endswith(": set.")
 
 
 def test_what_cannot_be_compared_is_named(tmp_path):
