@@ -3,10 +3,11 @@
     contrastive train --config=configs/emoji.py:clip --workdir=runs/emoji
 
 The argument chooses the loss: ``clip`` (softmax, both ways), ``siglip`` (sigmoid), ``info_nce``
-(softmax, image to text). About four minutes on two CPU cores. ``naflex`` is ``clip`` with pictures
-as patches in their own proportions (SigLIP 2's NaFlex; those of the emoji are all square) and a
-small vision transformer; put your own pictures of any aspect in the place of the emoji with
-``--config.data.source``.
+(softmax, image to text). About four minutes on two CPU cores. ``small`` is ``clip`` with pictures
+of 24 pixels and a narrower tower, for sweeps: a step takes less than half the time. ``naflex`` is
+``clip`` with pictures as patches in their own proportions (SigLIP 2's NaFlex; those of the emoji
+are all square) and a small vision transformer; put your own pictures of any aspect in the place of
+the emoji with ``--config.data.source``.
 
 ``minilm`` is ``clip`` with a text tower that was trained elsewhere and stays as it is (locked, as
 the image tower in LiT, Zhai et al. 2022); a projection behind it learns:
@@ -17,11 +18,16 @@ the image tower in LiT, Zhai et al. 2022); a projection behind it learns:
 
 from ml_collections import ConfigDict
 
+from contrastive.errors import ConfigError
+
 _LOSSES = ("clip", "siglip", "info_nce")
+_FORMS = ("small", "minilm", "naflex")
 
 
 def get_config(variant: str = "clip") -> ConfigDict:
     """The recipe; everything that is not named here has the default of its dataclass."""
+    if variant not in (*_LOSSES, *_FORMS):
+        raise ConfigError(f"{variant!r}: choose one of {', '.join((*_LOSSES, *_FORMS))}.")
     config = ConfigDict()
     config.name = f"emoji-{variant}"
     config.seed = 0
@@ -68,11 +74,21 @@ def get_config(variant: str = "clip") -> ConfigDict:
 
     config.eval = ConfigDict()
     config.eval.every = 225  # a quick evaluation during the run
+    if variant == "small":
+        _reduce(config)
     if variant == "minilm":
         _lock_minilm(config)
     if variant == "naflex":
         _keep_proportions(config)
     return config
+
+
+def _reduce(config: ConfigDict) -> None:
+    """A quarter of the arithmetic on pictures."""
+    data, model = ConfigDict(), ConfigDict()
+    data.image_size = 24
+    model.image = {"widths": (24, 48, 96)}
+    config.update({"data": data, "model": model})
 
 
 def _keep_proportions(config: ConfigDict) -> None:

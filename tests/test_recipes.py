@@ -16,7 +16,7 @@ from contrastive.recipe import check_resumable, load_recipe, read_recipe, write_
 ROOT = pathlib.Path(__file__).parents[1]
 RECIPES = (
     *("emoji.py:clip", "emoji.py:siglip", "emoji.py:info_nce", "emoji.py:minilm"),
-    "emoji.py:naflex",
+    *("emoji.py:naflex", "emoji.py:small"),
     *("clip.py:b32", "clip.py:b16", "clip.py:l14", "clip.py:h14"),
     *("siglip.py:b16", "siglip.py:l16", "siglip.py:so400m", "siglip.py:g"),
     *("clip.py:b32,laion400m", "clip.py:l14,datacomp1b", "clip.py:b16,cc12m"),

@@ -22,16 +22,16 @@ METRICS = {
 }
 BATCHES = {
     "emoji-short": (32, 128, 512),
-    "emoji-full": (32, 64, 128, 256, 512),
+    "emoji-full": (32, 128, 512),
     "texts-short": (32, 256, 2048),
-    "texts-full": (32, 128, 512, 2048, 4096),
+    "texts-full": (32, 256, 1024, 4096),
     "pod": (512, 4096, 32_768, 262_144, 1_048_576),
 }
 SEEN = {  # pairs, at every batch size
     "emoji-short": 15_360,
-    "emoji-full": 76_800,
+    "emoji-full": 51_200,
     "texts-short": 40_960,
-    "texts-full": 102_400,
+    "texts-full": 65_536,
     "pod": 1 << 30,
 }
 RATES = {"emoji": (1e-3, 3e-3), "texts": (1e-3, 4e-3), "pod": (5e-4, 1e-3)}
@@ -75,7 +75,7 @@ def get_sweep(scope: str = "emoji-short") -> Sweep:
         settings += product(steps[-1:], losses(masked=False), rates[-1:])
     sweep = Sweep(
         name=f"sigmoid-vs-softmax-{scope}",
-        base={"emoji": "configs/emoji.py:clip", "texts": "configs/mnrl.py:bag"}.get(
+        base={"emoji": "configs/emoji.py:small", "texts": "configs/mnrl.py:bag"}.get(
             kind, "configs/clip.py:b16,datacomp1b"
         ),
         settings=settings,
