@@ -3,6 +3,7 @@
 import base64
 import importlib.resources
 import pathlib
+import re
 from collections.abc import Sequence
 
 import jinja2
@@ -59,14 +60,16 @@ def report(outcome: Outcome) -> str:
 
 
 def publish(outcomes: Sequence[Outcome], sources: pathlib.Path, target: pathlib.Path) -> None:
-    """Writes tables, plots and text of finished experiments to a folder of the documentation.
+    """Writes tables, plots and text of finished experiments to a folder of the documentation. What
+    was published before, perhaps from another machine, and is not among them stays as it is.
 
     Args:
       outcomes: What to publish.
       sources: The folder that holds their output, one folder an experiment.
       target: Such as ``docs/results``.
     """
-    lines = []
+    summary = target / "README.md"
+    lines = _published(summary)
     for one in outcomes:
         folder = target / one.name
         folder.mkdir(parents=True, exist_ok=True)
@@ -77,18 +80,25 @@ def publish(outcomes: Sequence[Outcome], sources: pathlib.Path, target: pathlib.
             (folder / name).write_bytes((sources / one.name / name).read_bytes())
         met = sum(check.met for check in one.checks)
         told = ", ".join(c.what.rstrip(".") for c in one.checks if not c.met)
-        row = (
+        lines[one.name] = (
             f"[{one.title}]({one.name}/README.md)",
             one.scope,
             f"{met} of {len(one.checks)}",
             told,
             f"{one.seconds / 60:.1f}",
+            one.made["date"],
         )
-        lines.append(row)
-    date, machine, versions = _made(outcomes)
-    head = ("experiment", "form", "as expected", "not seen, or missed", "minutes")
+    head = ("experiment", "form", "as expected", "not seen, or missed", "minutes", "date")
     text = (
         "# Results of the experiments\n\nWritten by `python -m experiments --publish=docs/results`"
-        f"; {date}; {machine}.\n\n{markdown(head, lines)}\nVersions: {versions}.\n"
+        "; machine and versions stand at the end of each.\n\n"
+        f"{markdown(head, list(lines.values()))}"
     )
-    (target / "README.md").write_text(text, encoding="utf-8")
+    summary.write_text(text, encoding="utf-8")
+
+
+def _published(summary: pathlib.Path) -> dict[str, tuple[str, ...]]:
+    """The rows of the summary, by experiment."""
+    text = summary.read_text(encoding="utf-8") if summary.is_file() else ""
+    rows = re.findall(r"^\| (\[[^]]+\]\((\w+)/README\.md\)) \| (.*) \|$", text, re.MULTILINE)
+    return {name: (link, *rest.split(" | ")) for link, name, rest in rows}

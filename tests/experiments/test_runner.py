@@ -72,7 +72,13 @@ def test_publishing_runs_nothing(demo, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", words)
     assert command.main() == 0
     assert started == []
-    assert "| full | 1 of 1 |" in (tmp_path / "docs" / "README.md").read_text()
+    summary = tmp_path / "docs" / "README.md"
+    assert "| full | 1 of 1 |" in summary.read_text()
+    earlier = "| [Another](triplet/README.md) | short | 2 of 3 |  | 0.4 | 2026-11-30 |\n"
+    summary.write_text(summary.read_text() + earlier)
+    assert command.main() == 0
+    assert summary.read_text().count("| full | 1 of 1 |") == 1
+    assert earlier in summary.read_text()  # of another sitting or machine
     monkeypatch.setattr(sys, "argv", [*words, "--short", "--only", "log_b"])
     assert command.main() == 0
     assert [one[-1] for one in started] == ["--short"]
