@@ -16,7 +16,7 @@ def get_config() -> ConfigDict:
     config = ConfigDict()
     config.name = "e5"
     config.batch_size = 256
-    config.total_steps = 800
+    config.total_steps = 300
 
     config.data = ConfigDict()
     config.data.source = "data/debian/pairs.jsonl"
@@ -43,12 +43,12 @@ def get_config() -> ConfigDict:
 
     config.optimizer = ConfigDict()
     config.optimizer.learning_rate = 1e-3
-    config.optimizer.warmup_steps = 100
+    config.optimizer.warmup_steps = 40
     config.optimizer.multipliers = (("log_scale", None),)  # the temperature is fixed
 
     config.checkpoint = ConfigDict()
-    config.checkpoint.every = 200
+    config.checkpoint.every = 100
     config.eval = ConfigDict()
-    config.eval.every = 200
+    config.eval.every = 100
     config.eval.pictures = 2000  # pairs a set
     return config

@@ -28,7 +28,7 @@ def get_config(objective: str = "softmax") -> ConfigDict:
     config = ConfigDict()
     config.name = f"sentence-bert-{objective}"
     config.batch_size = 256
-    config.total_steps = 800
+    config.total_steps = 300
 
     config.data = ConfigDict()
     config.data.pairs = "texts"
@@ -67,11 +67,11 @@ def get_config(objective: str = "softmax") -> ConfigDict:
 
     config.optimizer = ConfigDict()
     config.optimizer.learning_rate = 1e-3
-    config.optimizer.warmup_steps = 80
+    config.optimizer.warmup_steps = 30
 
     config.checkpoint = ConfigDict()
-    config.checkpoint.every = 200
+    config.checkpoint.every = 100
     config.eval = ConfigDict()
-    config.eval.every = 200
+    config.eval.every = 100
     config.eval.pictures = 2000  # pairs a set
     return config

@@ -38,6 +38,7 @@ def get_config(kind: str = "unsup") -> ConfigDict:
     config.data.tokenizer = ConfigDict()
     config.data.tokenizer.vocabulary_size = 16384
     if kind == "sup":
+        config.total_steps = 200  # three and a half passes over the words that have antonyms
         config.data.source = "data/wordnet/antonyms.jsonl"
         config.data.negatives = 1
     else:
@@ -69,7 +70,7 @@ def get_config(kind: str = "unsup") -> ConfigDict:
 
     config.optimizer = ConfigDict()
     config.optimizer.learning_rate = 3e-3 if kind == "unsup" else 1e-3
-    config.optimizer.warmup_steps = 50
+    config.optimizer.warmup_steps = config.total_steps // 12
     config.optimizer.multipliers = (("log_scale", None),)  # the temperature is fixed
 
     config.checkpoint = ConfigDict()

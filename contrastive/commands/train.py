@@ -24,6 +24,7 @@ from contrastive.commands.evaluate import LISTS, NUMBERS, is_evaluated, save_eva
 from contrastive.data.pipeline import BatchLoader, open_batches, open_source
 from contrastive.data.tokenizer import Tokenizer, load_tokenizer
 from contrastive.errors import ConfigError, DataError, StorageError, UserError
+from contrastive.evaluation.sets import check_held_out
 from contrastive.evaluation.suite import evaluate
 from contrastive.evaluation.table import format_line, format_table
 from contrastive.inference import Model, build_towers
@@ -236,6 +237,7 @@ class _Run:
     def _loader(self) -> Any:
         part, parts = part_of_batch(mesh_lib.batch_sharding(self.mesh), self.recipe.batch_size)
         with self._read_before():
+            check_held_out(self.recipe.data)
             return open_batches(
                 self.source,
                 self.recipe.data,

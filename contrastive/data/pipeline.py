@@ -87,7 +87,16 @@ def _check_fields(source: Source, config: DataConfig) -> None:
 
 
 def _check_negatives(examples: Examples, config: DataConfig) -> None:
-    if not config.negatives or config.mined.every or any(examples.negatives):
+    if not config.negatives or config.mined.every:
+        return
+    some = sum(map(bool, examples.negatives))
+    if some:
+        if 2 * some < len(examples):
+            _log.warning(
+                "Only %s of the %s pairs come with hard negatives.",
+                f"{some:,}",
+                f"{len(examples):,}",
+            )
         return
     file = config.fields.negatives_file
     raise DataError(

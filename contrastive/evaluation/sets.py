@@ -10,14 +10,15 @@ from jaxtyping import Int32, UInt8
 from contrastive.data import emoji
 from contrastive.data.captions import canonical
 from contrastive.data.config import DataConfig
-from contrastive.data.examples import read_evaluation_pairs
-from contrastive.data.records import Record, Source, Subset
+from contrastive.data.examples import read_evaluation_pairs, read_pictures
+from contrastive.data.records import Record, SampleError, Source, Subset, check_words
 from contrastive.data.sources import open_source
 from contrastive.errors import DataError, NoSuchSplit
 from contrastive.evaluation.emoji_classes import SUBGROUP_NAMES
 
 # Splits that are evaluated beside the training data, as far as a source has them.
 HELD_OUT_SPLITS = ("validation", "test")
+_LOOKED_AT = 16  # samples of a held-out split, before training: half have to be usable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,6 +190,38 @@ def _sets_of_splits(
         with of_split(name, data):
             pairs = read_evaluation_pairs(_part(source, evenly(len(source), most)), data)
         yield _unique(name, pairs.images, pairs.records, pairs.ids)
+
+
+def check_held_out(data: DataConfig) -> None:
+    """Looks at a few samples of each held-out split of your own data, so that a run does not learn
+    at its end that it cannot be evaluated.
+
+    Raises:
+      DataError: A split cannot be opened, or most of the samples looked at cannot be used.
+    """
+    for name in HELD_OUT_SPLITS if data.source not in ("emoji", "synthetic") else ():
+        try:
+            source = open_source(data, name)
+        except NoSuchSplit:
+            continue
+        with of_split(name, data):
+            _check_some(source, data)
+
+
+def _check_some(source: Source, data: DataConfig) -> None:
+    rows, wrong = evenly(len(source), _LOOKED_AT), []
+    for i in rows.tolist():
+        try:
+            record = source[i]
+            check_words(record, data.pairs)
+            read_pictures(record, data)
+        except SampleError as error:
+            wrong.append(str(error))
+    if len(wrong) > max(data.max_bad_share, 0.5) * len(rows):
+        raise DataError(
+            f"{len(wrong)} of {len(rows)} samples looked at cannot be used, so a run could not be "
+            f"evaluated on it; the first because: {wrong[0]}"
+        )
 
 
 def _part(source: Source, rows: Sequence[int] | np.ndarray) -> Source:

@@ -166,7 +166,7 @@ def test_negatives_by_key_from_a_file(tmp_path):
 
 
 def test_a_file_of_negatives_whose_keys_are_those_of_no_pair_is_not_trained_on(
-    open_loader, tmp_path
+    open_loader, tmp_path, caplog
 ):
     plain = [{k: v for k, v in row.items() if k != "negatives"} for row in ROWS]
     more = [{"key": "other 1", "negatives": ["far"]}]
@@ -178,6 +178,7 @@ def test_a_file_of_negatives_whose_keys_are_those_of_no_pair_is_not_trained_on(
         open_loader(open_source(config, "train"), config)
     jsonl(tmp_path / "more.jsonl", [*more, {"key": "q1", "negatives": ["far"]}])
     open_loader(open_source(config, "train"), config)
+    assert "Only 1 of the 12 pairs come with hard negatives." in caplog.messages
     during = dataclasses.replace(config, check="during")
     open_loader(open_source(during, "train"), during)
     nowhere = dataclasses.replace(during, fields=FieldsConfig(held_out_share=0.0))

@@ -12,6 +12,7 @@ from contrastive.errors import DataError
 from contrastive.evaluation.measured import Measured
 from contrastive.evaluation.other_pairs import load_pairs
 from contrastive.evaluation.retrieval import retrieval_metrics
+from contrastive.evaluation.sets import check_held_out
 from contrastive.evaluation.table import format_table
 
 
@@ -153,3 +154,18 @@ def test_what_is_wrong_with_a_split_says_of_which(tmp_path):
     config = DataConfig(source=str(tmp_path / "a.jsonl"), pairs="texts")
     with pytest.raises(DataError, match=r"the split 'validation' of .*a\.jsonl: 1 of 1 samples"):
         load_pairs(config, most=10)
+
+
+def held_out(folder, queries):
+    """A set of texts whose held-out queries are these."""
+    rows = [("train", f"question {i}") for i in range(4)] + [("test", query) for query in queries]
+    lines = [{"query": q, "positive": "answer", "split": split} for split, q in rows]
+    (folder / "b.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    fields = FieldsConfig(split="split")
+    return DataConfig(source=str(folder / "b.jsonl"), pairs="texts", fields=fields)
+
+
+def test_a_split_that_cannot_be_evaluated_is_told_before_training(tmp_path):
+    check_held_out(held_out(tmp_path, ["one", " ", "two"]))
+    with pytest.raises(DataError, match=r"the split 'test' of .*: 2 of 3 samples looked at"):
+        check_held_out(held_out(tmp_path, ["one", " ", " "]))
