@@ -15,9 +15,10 @@ from contrastive import mining
 from contrastive.cli import main
 from contrastive.commands.mine import JudgeConfig
 from contrastive.commands.mine import mine as mine_command
-from contrastive.data.config import DataConfig, PartConfig
+from contrastive.data.config import DataConfig
 from contrastive.data.examples import read_examples
 from contrastive.data.numbered import read_examples_with_negatives, read_numbers
+from contrastive.data.source_config import PartConfig
 from contrastive.data.sources import open_source
 from contrastive.errors import ConfigError, DataError, UserError
 from contrastive.mining import Corpus, MiningConfig, mine

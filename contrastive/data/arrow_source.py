@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 from jaxtyping import Int64
 
 from contrastive.data import files
-from contrastive.data.config import FieldsConfig
 from contrastive.data.fields import Fields, parse_json
 from contrastive.data.records import DataErrors, Pairs, Record, SampleError
+from contrastive.data.source_config import FieldsConfig
 from contrastive.data.splits import rows_of_split
 from contrastive.data.text_fields import TextFields, settle
 from contrastive.errors import DataError, NoSuchSplit

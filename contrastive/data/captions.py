@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import UInt64
 
-from contrastive.data.config import CaptionConfig
 from contrastive.data.draws import uniform
+from contrastive.data.text_config import CaptionConfig
 
 
 def canonical(caption: str) -> str:

@@ -1,12 +1,9 @@
 """Everything that can be set about the data, from the file on disk to the batch."""
 
-import collections
 import dataclasses
-import math
 import pathlib
-import re
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from contrastive.data.mined_config import MinedConfig
 from contrastive.data.picture_config import (
@@ -18,36 +15,21 @@ from contrastive.data.picture_config import (
     ViewsConfig,
 )
 from contrastive.data.records import Pairs
+from contrastive.data.source_config import (
+    FORMAT_OF_SUFFIX,
+    CsvConfig,
+    EmojiConfig,
+    FieldsConfig,
+    Format,
+    PartConfig,
+    SyntheticConfig,
+    format_of_folder,
+    format_of_name,
+)
 from contrastive.data.stream_config import StreamConfig
+from contrastive.data.text_config import CaptionConfig, TokenizerConfig
 from contrastive.errors import ConfigError
 
-Format = Literal[
-    "emoji",
-    "synthetic",
-    "mixture",
-    "csv",
-    "tsv",
-    "jsonl",
-    "parquet",
-    "arrow",
-    "array_record",
-    "tfrecord",
-    "tfds",
-    "webdataset",
-    "image_folder",
-]
-_FORMAT_OF_SUFFIX: dict[str, Format] = {
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".array_record": "array_record",
-    ".arrayrecord": "array_record",
-    ".tfrecord": "tfrecord",
-    ".tar": "webdataset",
-}
 # The group of settings that a format reads; the others read "fields".
 _GROUP_OF_FORMAT = {
     "csv": "csv",
@@ -56,257 +38,6 @@ _GROUP_OF_FORMAT = {
     "synthetic": "synthetic",
     "mixture": "mixture",
 }
-LEAST_VOCABULARY = 259  # 256 bytes, begin, end, padding
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CsvConfig:
-    """How a CSV or TSV file is read."""
-
-    image: str = "image"  # column with the path of the picture, relative to the file's folder
-    caption: str = "caption"  # column with the caption
-    keywords: str = "keywords"  # column with more words, used if the file has it
-    keywords_separator: str = "|"  # between the keywords in a cell
-    split: str = "split"  # column that names each row's split ("train", "validation", ...), if any
-    held_out_share: float = 0.1  # without that column: share of contents kept for "validation"
-    delimiter: str | None = None  # between cells; None = tab for .tsv, comma otherwise
-    quoted: bool = True  # cells may stand in double quotes; False = a quote is a character
-    encoding: str = "utf-8"  # of the file; for example "latin-1" or "utf-16"
-    undecodable: Literal["skip", "replace"] = "skip"  # a row with text that is not valid in it
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.held_out_share < 1:
-            raise ConfigError(
-                f"config.data.csv.held_out_share = {self.held_out_share} has to be at least 0 and "
-                "below 1."
-            )
-        if self.delimiter is not None and len(self.delimiter) != 1:
-            raise ConfigError(
-                f"config.data.csv.delimiter = {self.delimiter!r} has to be one character."
-            )
-        if not self.keywords_separator:
-            raise ConfigError("config.data.csv.keywords_separator cannot be empty.")
-        try:
-            "".encode(self.encoding)
-        except LookupError as error:
-            raise ConfigError(
-                f"config.data.csv.encoding = {self.encoding!r} is not a known encoding."
-            ) from error
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FieldsConfig:
-    """Where JSON Lines, Parquet, Arrow, ArrayRecord, tfds, webdataset and image folders hold the
-    parts of a sample. None takes the usual names; ``docs/data.md`` lists them."""
-
-    image: str | None = None  # encoded bytes, or the path of a picture relative to the file
-    caption: str | None = None  # a text, a list of texts (the first one counts) or a class number
-    keywords: str | None = None  # a list of texts, or one text with separators
-    keywords_separator: str = "|"  # between keywords in one text
-    id: str | None = None  # a whole number that is the same for equal contents
-    key: str | None = None  # what the sample is called in messages
-    # Of pairs of texts, instead of image, caption and keywords.
-    query: str | None = None  # the first text
-    positive: str | None = None  # the one that belongs to it; of a list, the first one
-    negatives: str | None = None  # those that do not: a list of texts, or one text
-    negatives_separator: str | None = None  # between negatives in one text; None = it is only one
-    # JSON Lines with more negatives, found by a sample's key: {"key": ..., "negatives": [...]}
-    negatives_file: str | None = None
-    # .npz, .parquet or .jsonl: for each pair of the training split, in order, the numbers of other
-    # pairs of it whose positives are its negatives
-    negatives_index: str | None = None
-    label: str | None = None  # which of the labels a pair has: its name, or its number from 0
-    labels: tuple[str, ...] = ()  # what a pair may be labelled, for losses that tell them apart
-    split: str = "split"  # JSON Lines, Parquet, Arrow: names each row's split, where it exists
-    held_out_share: float = 0.1  # kept for "validation" where neither rows nor files name splits
-    class_names: str | None = None  # file with a name a line, for captions that are class numbers
-    undecodable: Literal["skip", "replace"] = "skip"  # a sample with text that is not UTF-8
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.held_out_share < 1:
-            raise ConfigError(
-                f"config.data.fields.held_out_share = {self.held_out_share} has to be at least 0 "
-                "and below 1."
-            )
-        if not self.keywords_separator or self.negatives_separator == "":
-            raise ConfigError(
-                "config.data.fields.keywords_separator and negatives_separator cannot be empty."
-            )
-        if self.labels and len(set(self.labels)) < max(len(self.labels), 2):
-            raise ConfigError(
-                f"config.data.fields.labels = {self.labels} has to name two labels or more, each "
-                "once."
-            )
-        if self.label is not None and not self.labels:
-            raise ConfigError(
-                "config.data.fields.label has no effect without config.data.fields.labels."
-            )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PartConfig:
-    """One source of a mixture."""
-
-    name: str  # how counters and messages call it
-    source: str  # like config.data.source
-    format: Format | None = None  # like config.data.format
-    fields: FieldsConfig = dataclasses.field(default_factory=FieldsConfig)
-    csv: CsvConfig = dataclasses.field(default_factory=CsvConfig)
-    weight: float = 1.0  # how many samples come from it, relative to the sum of all weights
-    # After so many passes it ends, and the others go on in their proportions; None = it repeats.
-    epochs: float | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 < self.weight < math.inf:
-            raise ConfigError(
-                f"config.data.mixture: the weight {self.weight} of {self.name!r} is not positive."
-            )
-        if self.epochs is not None and not 0 < self.epochs < math.inf:
-            raise ConfigError(
-                f"config.data.mixture: epochs = {self.epochs} of {self.name!r} is not positive."
-            )
-        if self.source == "synthetic":
-            raise ConfigError("config.data.mixture: synthetic pairs cannot be mixed with others.")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EmojiConfig:
-    """Which part of the built-in set is trained on."""
-
-    # Set a tenth of the training concepts aside, by base, and evaluate on their pictures only:
-    # to choose settings by, without a look at the test sets.
-    validation: bool = False
-    # Also train on OpenMoji's drawings of the training concepts; needs the extra openmoji.
-    openmoji: bool = False
-
-
-Preset: TypeAlias = Literal[
-    "clip",
-    "bert",
-    "siglip",
-    "siglip_transformers",
-    "siglip_open_clip",
-    "siglip2",
-    "siglip2_open_clip",
-]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TokenizerConfig:
-    """Where token ids come from."""
-
-    # The vocabulary, markers, padding, cleaning and length of a published model. clip and bert come
-    # with this package; the others need the path of their vocabulary. siglip is as big_vision
-    # reads texts, siglip2 as transformers does; the others as the library in their name does.
-    preset: Preset | None = None
-    # A tokenizer.json or a SentencePiece .model (for bert also a vocab.txt, for clip a list of
-    # merges); None = the preset's own, or without one learn a vocabulary from the captions.
-    path: str | None = None
-    # What is learned. "bpe": pieces down to bytes, so any text has ids. "words": whole words, and
-    # words that no training caption has are one unknown token: better where captions are few, so
-    # that pieces of words say little, and in languages that put spaces between words.
-    kind: Literal["bpe", "words"] = "bpe"
-    vocabulary_size: int = (
-        4096  # entries at most, when learned; of "bpe", 259 are bytes and markers
-    )
-    begin_token: str | None = None  # None = the first known one that the vocabulary has, or none
-    end_token: str | None = None  # likewise
-    pad_token: str | None = None  # likewise, but there has to be one
-    hidden: float = 0.0  # share of a training caption's tokens that become the unknown token
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.hidden < 1:
-            raise ConfigError(
-                f"config.data.tokenizer.hidden = {self.hidden} has to be at least 0 and below 1."
-            )
-        if self.vocabulary_size < LEAST_VOCABULARY:
-            raise ConfigError(
-                f"config.data.tokenizer.vocabulary_size = {self.vocabulary_size} has to be at "
-                f"least {LEAST_VOCABULARY}: 256 bytes, begin, end and padding."
-            )
-        if self.preset is None:
-            return
-        for name in ("begin_token", "end_token", "pad_token"):
-            if getattr(self, name) is not None:
-                raise ConfigError(
-                    f"config.data.tokenizer.{name} belongs to the preset {self.preset!r}; leave it "
-                    "out, or set config.data.tokenizer.preset = None."
-                )
-        if self.path is None and str(self.preset).startswith("siglip"):
-            raise ConfigError(
-                f"config.data.tokenizer.preset = {self.preset!r} needs config.data.tokenizer.path: "
-                "the .model or tokenizer.json that its authors publish."
-            )
-
-    def check_length(self, length: int) -> None:
-        """Raises :class:`ConfigError` unless the preset can have texts of so many ids."""
-        if self.preset == "clip" and length != 77 and self.path is None:
-            raise ConfigError(
-                f"config.data.text_length = {length}, but the preset 'clip' has 77 ids a text. For "
-                "another length name the vocabulary by config.data.tokenizer.path."
-            )
-        most = length
-        if self.preset not in (None, "clip"):
-            most = 512 if self.preset == "bert" else 64
-        if length > most:
-            raise ConfigError(
-                f"config.data.text_length = {length}; the preset {self.preset!r} has {most} ids a "
-                "text at most."
-            )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CaptionConfig:
-    """How captions are made from a record. The three weights are taken relative to their sum; a
-    record without keywords always gives its caption."""
-
-    name: float = 0.4  # weight of the caption alone
-    name_and_keywords: float = 0.3  # weight of the caption and some keywords, in random order
-    keywords: float = 0.3  # weight of some keywords without the caption
-    most_keywords: int = 4  # how many keywords are taken at most; at least one is
-    templates: tuple[str, ...] = ()  # for example ("a picture of {}",)
-    template_share: float = 0.0  # share of captions that are put into one of the templates
-
-    def __post_init__(self) -> None:
-        weights = (self.name, self.name_and_keywords, self.keywords)
-        if min(weights) < 0 or sum(weights) <= 0:
-            raise ConfigError(
-                "config.data.captions: the weights name, name_and_keywords and keywords cannot be "
-                f"negative, and one has to be positive; given are {weights}."
-            )
-        if self.most_keywords < 1:
-            raise ConfigError(
-                f"config.data.captions.most_keywords = {self.most_keywords} has to be at least 1."
-            )
-        if not 0 <= self.template_share <= 1:
-            raise ConfigError(
-                f"config.data.captions.template_share = {self.template_share} has to lie between 0 "
-                "and 1."
-            )
-        if bool(self.template_share) != bool(self.templates):
-            raise ConfigError(
-                "config.data.captions.templates and template_share go together; one of them is not "
-                "set."
-            )
-        for template in self.templates:
-            if "{}" not in template:
-                raise ConfigError(
-                    f"config.data.captions.templates: {template!r} has no {{}} for the caption."
-                )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SyntheticConfig:
-    """Random pairs, made as they are needed; sizes are those of the data and the tokenizer."""
-
-    examples: int = 1 << 20  # different pairs; the same ones come again after that many
-
-    def __post_init__(self) -> None:
-        if not 0 < self.examples < 2**31:
-            raise ConfigError(
-                f"config.data.synthetic.examples = {self.examples} has to lie between 1 and "
-                "2,147,483,647."
-            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -375,7 +106,7 @@ class DataConfig:
     prefetch: int = 4  # batches prepared ahead
 
     def __post_init__(self) -> None:
-        kind = self.format or _format_of_name(self.source)
+        kind = self.format or format_of_name(self.source)
         self._check_pairs(kind)
         defaults = {
             "csv": CsvConfig(),
@@ -561,14 +292,14 @@ class DataConfig:
         Raises:
           ConfigError: Its name does not tell, and ``format`` does not say it.
         """
-        found = self.format or _format_of_name(self.source)
+        found = self.format or format_of_name(self.source)
         path = pathlib.Path(self.source.replace("{split}", "train")).expanduser()
         if found is None and path.is_dir():
-            found = _format_of_folder(path)
+            found = format_of_folder(path)
         if found is None:
             raise ConfigError(
                 f"config.data.source = {self.source!r} has to be 'emoji', tfds:NAME, a folder, or "
-                f"a path that ends in one of {', '.join(_FORMAT_OF_SUFFIX)}. Or say what it is: "
+                f"a path that ends in one of {', '.join(FORMAT_OF_SUFFIX)}. Or say what it is: "
                 "config.data.format."
             )
         return found
@@ -610,24 +341,3 @@ def _check_unused(where: str, given: Any, names: Sequence[str], why: str) -> Non
         plain = fields[name].default if make is dataclasses.MISSING else make()
         if getattr(given, name) != plain:
             raise ConfigError(f"{where}.{name} has no effect {why}.")
-
-
-def _format_of_name(source: str) -> Format | None:
-    if source in ("emoji", "synthetic", "mixture"):
-        return source
-    if source.startswith("tfds:"):
-        return "tfds"
-    plain = re.sub(r"\{[^{}]*\}", "0", source)
-    suffix = pathlib.PurePath(plain).suffix.lower()
-    suffix = re.sub(r"-[0-9?*]+(-of-[0-9?*]+)?$", "", suffix)  # of files cut in shards
-    return _FORMAT_OF_SUFFIX.get(suffix)
-
-
-def _format_of_folder(folder: pathlib.Path) -> Format:
-    """What most files of a folder (or of its folder ``data``) are; else it is of pictures."""
-    names = (str(path) for path in (*folder.iterdir(), *folder.glob("data/*")))
-    formats = collections.Counter(_format_of_name(name) for name in names)
-    for found, _ in formats.most_common():
-        if found in ("parquet", "arrow", "webdataset", "array_record", "tfrecord"):
-            return found
-    return "image_folder"

@@ -13,8 +13,8 @@ import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
-from contrastive.data.config import CsvConfig, FieldsConfig
 from contrastive.data.records import Record, SampleError
+from contrastive.data.source_config import CsvConfig, FieldsConfig
 from contrastive.data.text_fields import TextFields
 from contrastive.errors import DataError
 

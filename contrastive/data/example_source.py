@@ -16,9 +16,9 @@ from jaxtyping import Int64
 from tensorflow_datasets.proto import tf_example_pb2
 
 from contrastive.data import files
-from contrastive.data.config import FieldsConfig
 from contrastive.data.fields import Fields
 from contrastive.data.records import DataErrors, Pairs, Record, SampleError
+from contrastive.data.source_config import FieldsConfig
 from contrastive.data.splits import HELD_OUT, check_split, fraction, nonempty
 from contrastive.data.text_fields import TextFields, settle
 from contrastive.data.tfrecords import Shard, TFRecords

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from contrastive.data import files
-from contrastive.data.config import FieldsConfig
 from contrastive.data.records import Record, SampleError
+from contrastive.data.source_config import FieldsConfig
 from contrastive.errors import DataError
 
 # The usual names, in the order in which they are looked for.

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from contrastive.data import files
-from contrastive.data.config import FieldsConfig
 from contrastive.data.fields import decode_text, encoded
 from contrastive.data.records import DataErrors, Record, SampleError
+from contrastive.data.source_config import FieldsConfig
 from contrastive.data.splits import HELD_OUT, check_split, fraction, nonempty
 from contrastive.errors import DataError, NoSuchSplit
 

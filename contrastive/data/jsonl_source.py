@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Int64
 
 from contrastive.data import files
-from contrastive.data.config import FieldsConfig
 from contrastive.data.fields import Fields, parse_json
 from contrastive.data.records import DataErrors, Pairs, Record, SampleError
+from contrastive.data.source_config import FieldsConfig
 from contrastive.data.splits import rows_of_split
 from contrastive.data.text_fields import TextFields, settle
 from contrastive.errors import DataError

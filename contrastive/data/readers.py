@@ -4,8 +4,9 @@ import logging
 import pathlib
 
 from contrastive.data import files
-from contrastive.data.config import DataConfig, Format
+from contrastive.data.config import DataConfig
 from contrastive.data.records import Source
+from contrastive.data.source_config import Format
 from contrastive.errors import ConfigError
 
 _log = logging.getLogger(__name__)

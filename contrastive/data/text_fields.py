@@ -15,9 +15,9 @@ import numpy as np
 
 from contrastive.data import files
 from contrastive.data.captions import canonical
-from contrastive.data.config import FieldsConfig
 from contrastive.data.fields import Fields, NamedFields, decode_text, parse_json, plain
 from contrastive.data.records import Pairs, Record, SampleError
+from contrastive.data.source_config import FieldsConfig
 from contrastive.errors import DataError
 
 # The usual names, in the order in which they are looked for.

@@ -18,8 +18,9 @@ import tokenizers
 from jaxtyping import Float64, Int32, Int64
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from contrastive.data.config import DataConfig, TokenizerConfig
+from contrastive.data.config import DataConfig
 from contrastive.data.records import SampleError, Source, words
+from contrastive.data.text_config import TokenizerConfig
 from contrastive.data.vocabulary import PRESETS, read_vocabulary
 from contrastive.errors import ConfigError, DataError
 from contrastive.whole import whole_file

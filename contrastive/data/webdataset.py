@@ -25,9 +25,9 @@ import numpy as np
 from jaxtyping import Bool, Int64, Integer, UInt32
 
 from contrastive.data import files
-from contrastive.data.config import FieldsConfig
 from contrastive.data.fields import IMAGE_NAMES, JSON, Fields, parse_json
 from contrastive.data.records import DataErrors, Record, SampleError
+from contrastive.data.source_config import FieldsConfig
 from contrastive.data.tar_index import (
     BLOCK,
     ShardIndex,

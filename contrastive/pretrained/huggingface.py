@@ -12,8 +12,9 @@ from typing import Any
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
-from contrastive.data.config import DataConfig, TokenizerConfig
+from contrastive.data.config import DataConfig
 from contrastive.data.picture_config import ResizeConfig
+from contrastive.data.text_config import TokenizerConfig
 from contrastive.data.tokenizer import Tokenizer
 from contrastive.data.transforms import PIXEL_STATISTICS, STRETCHES, TAKES_MIDDLE
 from contrastive.data.vocabulary import read_vocabulary

@@ -8,8 +8,9 @@ import dataclasses
 import math
 from typing import Any
 
-from contrastive.data.config import DataConfig, TokenizerConfig
+from contrastive.data.config import DataConfig
 from contrastive.data.picture_config import ResizeConfig
+from contrastive.data.text_config import TokenizerConfig
 from contrastive.data.transforms import PIXEL_STATISTICS, STRETCHES, TAKES_MIDDLE
 from contrastive.data.vocabulary import read_vocabulary
 from contrastive.errors import WeightsError

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import tokenizers
 from tokenizers import normalizers
 
-from contrastive.data.config import TokenizerConfig
+from contrastive.data.text_config import TokenizerConfig
 from contrastive.data.vocabulary import read_vocabulary, wordpiece
 from contrastive.errors import WeightsError
 from contrastive.pretrained.huggingface import token_name

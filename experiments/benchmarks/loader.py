@@ -36,17 +36,13 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image, ImageEnhance
 
-from contrastive.data.config import (
-    AugmentConfig,
-    CropConfig,
-    DataConfig,
-    FieldsConfig,
-    TokenizerConfig,
-)
+from contrastive.data.config import AugmentConfig, CropConfig, DataConfig
 from contrastive.data.draws import example_keys
 from contrastive.data.examples import read_pictures
 from contrastive.data.pipeline import BatchLoader, load_tokenizer, open_source
 from contrastive.data.records import Record
+from contrastive.data.source_config import FieldsConfig
+from contrastive.data.text_config import TokenizerConfig
 
 HERE = pathlib.Path(__file__).parent
 PEERS = {  # the Python and the script of each

@@ -22,7 +22,8 @@ import time
 import numpy as np
 from PIL import Image
 
-from contrastive.data.config import DataConfig, FieldsConfig
+from contrastive.data.config import DataConfig
+from contrastive.data.source_config import FieldsConfig
 from contrastive.data.tar_index import Slot, index_shard
 
 SAMPLES = 10_000

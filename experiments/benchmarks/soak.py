@@ -20,8 +20,9 @@ import time
 import numpy as np
 from PIL import Image
 
-from contrastive.data.config import CropConfig, DataConfig, FieldsConfig
+from contrastive.data.config import CropConfig, DataConfig
 from contrastive.data.pipeline import BatchLoader, load_tokenizer, open_source
+from contrastive.data.source_config import FieldsConfig
 
 _A_TAR, _TARS = 100, 10
 

@@ -29,9 +29,9 @@ BATCHES = {
 }
 SEEN = {  # pairs, at every batch size
     "emoji-short": 15_360,
-    "emoji-full": 51_200,
+    "emoji-full": 38_400,
     "texts-short": 40_960,
-    "texts-full": 65_536,
+    "texts-full": 49_152,
     "pod": 1 << 30,
 }
 RATES = {"emoji": (1e-3, 3e-3), "texts": (1e-3, 4e-3), "pod": (5e-4, 1e-3)}

@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from contrastive.cli import main
-from contrastive.data.config import DataConfig, FieldsConfig
+from contrastive.data.config import DataConfig
+from contrastive.data.source_config import FieldsConfig
 from contrastive.data.sources import open_source
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from contrastive.data.config import DataConfig, FieldsConfig
+from contrastive.data.config import DataConfig
 from contrastive.data.records import Record
+from contrastive.data.source_config import FieldsConfig
 
 ALL = FieldsConfig(held_out_share=0.0)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from contrastive.data.captions import canonical, choose_captions
-from contrastive.data.config import CaptionConfig
 from contrastive.data.draws import example_keys
+from contrastive.data.text_config import CaptionConfig
 from contrastive.errors import ConfigError
 
 N = 3000

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from contrastive.data.captions import canonical
-from contrastive.data.config import CsvConfig, DataConfig
+from contrastive.data.config import DataConfig
 from contrastive.data.examples import read_examples
 from contrastive.data.pipeline import BatchLoader, load_tokenizer
 from contrastive.data.records import SampleError, Source
+from contrastive.data.source_config import CsvConfig
 from contrastive.data.sources import content_ids, open_source
 from contrastive.data.tokenizer import texts
 from contrastive.errors import ConfigError, DataError

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from contrastive.data.config import DataConfig, EmojiConfig
+from contrastive.data.config import DataConfig
 from contrastive.data.emoji import (
     VALIDATION_SPLIT,
     EmojiBuilder,
@@ -27,6 +27,7 @@ from contrastive.data.emoji import (
     source,
 )
 from contrastive.data.records import Joined
+from contrastive.data.source_config import EmojiConfig
 from contrastive.data.sources import open_source
 from contrastive.errors import ConfigError, DataError
 from contrastive.evaluation.sets import emoji_splits

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from contrastive.data.config import AugmentConfig, DataConfig, TokenizerConfig
+from contrastive.data.config import AugmentConfig, DataConfig
 from contrastive.data.draws import shuffle_seed
 from contrastive.data.pipeline import (
     BatchLoader,
@@ -23,6 +23,7 @@ from contrastive.data.pipeline import (
     read_examples,
 )
 from contrastive.data.records import InMemorySource, SampleError
+from contrastive.data.text_config import TokenizerConfig
 from contrastive.errors import ConfigError, DataError, StorageError
 
 CONFIG = DataConfig(image_size=8, text_length=8)

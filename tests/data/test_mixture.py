@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contrastive.config import build, to_dict
-from contrastive.data.config import DataConfig, FieldsConfig, PartConfig
+from contrastive.data.config import DataConfig
 from contrastive.data.mixture import _Turns
 from contrastive.data.pipeline import BatchLoader, load_tokenizer, open_source
 from contrastive.data.records import Source
+from contrastive.data.source_config import FieldsConfig, PartConfig
 from contrastive.errors import ConfigError, DataError
 
 

@@ -10,9 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from contrastive.data.config import DataConfig, FieldsConfig, PartConfig, TokenizerConfig
+from contrastive.data.config import DataConfig
 from contrastive.data.numbered import read_examples_with_negatives, read_numbers
 from contrastive.data.pipeline import BatchLoader, load_tokenizer, open_source
+from contrastive.data.source_config import FieldsConfig, PartConfig
+from contrastive.data.text_config import TokenizerConfig
 from contrastive.errors import ConfigError, DataError
 
 ROWS = [{"query": f"what is {i}", "positive": f"answer {i}"} for i in range(12)]

@@ -18,11 +18,12 @@ from array_record.python import array_record_module
 from PIL import Image
 
 from contrastive.data import files, tar_index
-from contrastive.data.config import CsvConfig, DataConfig, FieldsConfig
+from contrastive.data.config import DataConfig
 from contrastive.data.example_source import make_example
 from contrastive.data.examples import read_evaluation_pairs, read_examples
 from contrastive.data.pipeline import BatchLoader, load_tokenizer
 from contrastive.data.records import IndexedSource, SampleError, TextSource
+from contrastive.data.source_config import CsvConfig, FieldsConfig
 from contrastive.data.sources import open_source
 from contrastive.data.tokenizer import texts
 from contrastive.errors import ConfigError, DataError, StorageError

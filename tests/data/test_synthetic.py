@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
-from contrastive.data.config import DataConfig, SyntheticConfig, TokenizerConfig
+from contrastive.data.config import DataConfig
 from contrastive.data.pipeline import load_tokenizer, open_batches, open_source
+from contrastive.data.source_config import SyntheticConfig
 from contrastive.data.synthetic import SyntheticLoader
+from contrastive.data.text_config import TokenizerConfig
 from contrastive.errors import ConfigError, DataError
 
 CONFIG = DataConfig(

@@ -10,18 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from contrastive import losses, reference
-from contrastive.data.config import (
-    AugmentConfig,
-    CsvConfig,
-    DataConfig,
-    FieldsConfig,
-    TokenizerConfig,
-)
+from contrastive.data.config import AugmentConfig, DataConfig
 from contrastive.data.draws import example_keys
 from contrastive.data.examples import read_examples
 from contrastive.data.pairs import choose_negatives
 from contrastive.data.pipeline import BatchLoader, load_tokenizer, open_source
 from contrastive.data.records import DataErrors, InMemorySource
+from contrastive.data.source_config import CsvConfig, FieldsConfig
+from contrastive.data.text_config import TokenizerConfig
 from contrastive.errors import ConfigError, DataError
 from contrastive.objectives.judged import existing_negatives
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import tokenizers
 
-from contrastive.data.config import DataConfig, TokenizerConfig
+from contrastive.data.config import DataConfig
 from contrastive.data.records import InMemorySource
+from contrastive.data.text_config import TokenizerConfig
 from contrastive.data.tokenizer import load_tokenizer, read_tokenizer, train_tokenizer
 from contrastive.errors import ConfigError, DataError
 

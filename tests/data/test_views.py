@@ -11,9 +11,7 @@ from contrastive.data.augment import random_part
 from contrastive.data.config import (
     AugmentConfig,
     CropConfig,
-    CsvConfig,
     DataConfig,
-    FieldsConfig,
     RandAugmentConfig,
     StackConfig,
     ViewsConfig,
@@ -21,6 +19,7 @@ from contrastive.data.config import (
 from contrastive.data.draws import derived, example_keys
 from contrastive.data.pipeline import BatchLoader, load_tokenizer, open_source
 from contrastive.data.records import DataErrors, InMemorySource
+from contrastive.data.source_config import CsvConfig, FieldsConfig
 from contrastive.data.transforms import resize
 from contrastive.errors import ConfigError, DataError
 

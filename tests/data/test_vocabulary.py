@@ -11,7 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from contrastive.data import cleaning, vocabulary
-from contrastive.data.config import DataConfig, TokenizerConfig
+from contrastive.data.config import DataConfig
+from contrastive.data.text_config import TokenizerConfig
 from contrastive.data.tokenizer import load_tokenizer, read_tokenizer
 from contrastive.errors import ConfigError, DataError
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from contrastive.data.config import DataConfig, FieldsConfig
+from contrastive.data.config import DataConfig
+from contrastive.data.source_config import FieldsConfig
 from contrastive.errors import DataError
 from contrastive.evaluation.measured import Measured
 from contrastive.evaluation.other_pairs import load_pairs

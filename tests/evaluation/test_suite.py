@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from contrastive.data.config import CsvConfig, DataConfig, EmojiConfig
+from contrastive.data.config import DataConfig
 from contrastive.data.emoji import load_concepts
+from contrastive.data.source_config import CsvConfig, EmojiConfig
 from contrastive.errors import ConfigError
 from contrastive.evaluation import suite
 from contrastive.evaluation.emoji_classes import SUBGROUP_NAMES

@@ -10,8 +10,8 @@ from PIL import Image
 
 import contrastive
 from contrastive.cli import main
-from contrastive.data.config import TokenizerConfig
 from contrastive.data.picture_config import ResizeConfig
+from contrastive.data.text_config import TokenizerConfig
 from contrastive.data.tokenizer import Tokenizer, read_tokenizer
 from contrastive.data.transforms import shaped
 from contrastive.geometry import normalize

@@ -9,7 +9,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from contrastive.data.config import TokenizerConfig
+from contrastive.data.text_config import TokenizerConfig
 from contrastive.data.tokenizer import Tokenizer, read_tokenizer
 from contrastive.pretrained import huggingface, open_clip
 from contrastive.pretrained.source import Settings, Source

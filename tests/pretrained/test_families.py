@@ -20,7 +20,7 @@ from tokenizers import models, pre_tokenizers
 
 import contrastive
 from contrastive.cli import main
-from contrastive.data.config import TokenizerConfig
+from contrastive.data.text_config import TokenizerConfig
 from contrastive.data.transforms import evaluation_image
 from contrastive.errors import WeightsError
 from contrastive.geometry import normalize
