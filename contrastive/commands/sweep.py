@@ -20,7 +20,14 @@ from contrastive.processes import LOST, Processes
 from contrastive.sweeps.description import load_sweep
 from contrastive.sweeps.folder import TOLD, State, SweepFolder, Trial, begin, make_trials
 from contrastive.sweeps.launchers import LaunchSettings, find_launcher
-from contrastive.sweeps.results import best, brief, read_rows, said_of_best, write_results
+from contrastive.sweeps.results import (
+    best,
+    brief,
+    cells_over_seeds,
+    read_rows,
+    said_of_best,
+    write_results,
+)
 from contrastive.training.supervisor import USER_ERROR
 
 
@@ -99,13 +106,7 @@ def status(output: pathlib.Path, *, console: Console | None = None) -> int:
     console = _console() if console is None else console
     folder = SweepFolder(output)
     summary, rows = folder.summary(), read_rows(folder)
-    head, lines = brief(rows, summary["metric"])
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in head:
-        table.add_column(name, overflow="fold")
-    for line in lines:
-        table.add_row(*(Text(cell) for cell in line))
-    console.print(table)
+    console.print(_table(*brief(rows, summary["metric"])))
     counts = [row.state.status for row in rows]
     parts = [f"{counts.count(word)} {word}" for word in dict.fromkeys(counts)]
     console.print(", ".join(parts) + ".")
@@ -113,9 +114,21 @@ def status(output: pathlib.Path, *, console: Console | None = None) -> int:
     if winner is not None:
         said = said_of_best(winner, summary["metric"], summary["direction"])
         console.print(said, markup=False)
+        head, lines = cells_over_seeds(rows, summary["metric"], summary["direction"])
+        if lines:
+            console.print(_table(head, lines))
     paths = write_results(folder, rows)
     console.print(f"Results: {paths[-1]}", markup=False)
     return int("failed" in counts)
+
+
+def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in head:
+        table.add_column(name, overflow="fold")
+    for line in lines:
+        table.add_row(*(Text(cell) for cell in line))
+    return table
 
 
 def run_trial(

@@ -1,8 +1,8 @@
 """Random changes to training pictures: geometry one by one, colours over the whole batch at once.
 
-Every field of :class:`~contrastive.data.picture_config.AugmentConfig` is a strength; 0 switches it off.
-With all of them off, a training picture has exactly the pixels of evaluation. Random numbers come
-from the examples' keys (:mod:`contrastive.data.draws`), one stream a transform.
+Every field of :class:`~contrastive.data.picture_config.AugmentConfig` is a strength; 0 switches it
+off. With all of them off, a training picture has exactly the pixels of evaluation. Random numbers
+come from the examples' keys (:mod:`contrastive.data.draws`), one stream a transform.
 """
 
 import dataclasses

@@ -15,6 +15,7 @@ import pyarrow.parquet
 from contrastive.config import nearest
 from contrastive.errors import UserError, first_line
 from contrastive.sweeps.folder import State, SweepFolder, Trial
+from contrastive.sweeps.seeds import Mean, mean
 from contrastive.whole import whole_file
 
 
@@ -144,12 +145,13 @@ def brief(rows: Sequence[Row], metric: str) -> tuple[list[str], list[list[str]]]
     """The same for a terminal, which is narrow: settings in one cell, the last words of keys."""
     keys = _differing(rows)
     head = ["trial", "settings", *_RESULTS, *(_last(name) for name in _numbers(metric))]
-    lines = []
-    for row in rows:
-        settings = row.trial.settings
-        words = [f"{_last(key, '.')}={_shown(settings[key])}" for key in keys if key in settings]
-        lines.append([str(row.trial.index), " ".join(words), *_result(row, metric)])
+    lines = [[str(row.trial.index), _words(row, keys), *_result(row, metric)] for row in rows]
     return head, lines
+
+
+def _words(row: Row, keys: Sequence[str]) -> str:
+    settings = row.trial.settings
+    return " ".join(f"{_last(key, '.')}={_shown(settings[key])}" for key in keys if key in settings)
 
 
 _RESULTS = ("status", "attempts", "seconds")
@@ -194,8 +196,35 @@ def said_of_best(row: Row, metric: str, direction: str) -> str:
     )
 
 
+def over_seeds(rows: Sequence[Row], metric: str, direction: str) -> list[tuple[str, Mean]]:
+    """The settings of trials that are done, apart from the seed, and the mean of the metric over
+    seeds, the best first; empty where none was run with two seeds."""
+    keys = [key for key in _differing(rows) if key != "seed"]
+    groups: dict[str, list[float]] = {}
+    for row in rows:
+        value = row.results.get(metric, math.nan)
+        if not math.isnan(value):
+            groups.setdefault(_words(row, keys), []).append(value)
+    if all(len(values) < 2 for values in groups.values()):
+        return []
+    sign = 1 if direction == "max" else -1
+    found = [(words, mean(values)) for words, values in groups.items()]
+    return sorted(found, key=lambda one: sign * one[1].value, reverse=True)
+
+
+def cells_over_seeds(
+    rows: Sequence[Row], metric: str, direction: str
+) -> tuple[list[str], list[list[str]]]:
+    """Head and lines of the table of :func:`over_seeds`."""
+    head = ["settings", "seeds", f"mean {metric} [95 %]"]
+    found = over_seeds(rows, metric, direction)
+    return head, [[words, str(each.runs), str(each)] for words, each in found]
+
+
 def _page(summary: dict[str, Any], rows: Sequence[Row]) -> str:
     metric, direction = summary["metric"], summary["direction"]
     winner = best(rows, metric, direction)
     said = "" if winner is None else f"\n{said_of_best(winner, metric, direction)}\n"
-    return f"# {summary['name']}\n\n{markdown(*cells(rows, metric))}{said}"
+    head, lines = cells_over_seeds(rows, metric, direction)
+    means = f"\n{markdown(head, lines)}" if lines else ""
+    return f"# {summary['name']}\n\n{markdown(*cells(rows, metric))}{said}{means}"

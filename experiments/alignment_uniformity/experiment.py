@@ -9,9 +9,10 @@ from jaxtyping import Array
 
 from contrastive.geometry import alignment, uniformity
 from contrastive.losses import info_nce
+from contrastive.sweeps.seeds import mean
 from experiments.common.outcome import Check, Outcome, Plot, Table, curve
 from experiments.common.runner import Context
-from experiments.common.seeds import SEEDS, mean
+from experiments.common.seeds import SEEDS
 from experiments.common.synthetic import Encoder, World, encode, measure, train
 
 WORLD, STEPS, BATCH, GALLERY, TAU = World(noise=0.3), 1500, 256, 500, 0.1

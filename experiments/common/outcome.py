@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeAlias
 import pyarrow as pa
 
 from contrastive.sweeps.results import column, markdown, write_table
+from contrastive.sweeps.seeds import Mean
 from contrastive.whole import whole_file
-from experiments.common.seeds import Mean
 
 Cell: TypeAlias = str | int | float | bool | Mean | None
 # number: to the digits that are stated. trend: has to be there. finding: may turn out otherwise,

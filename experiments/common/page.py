@@ -13,6 +13,10 @@ from contrastive.whole import whole_file
 from experiments.common.outcome import Outcome, Plot
 from experiments.common.plots import svg
 
+INTERVALS = (
+    "Numbers in brackets are 95 % intervals: over seeds (or other draws) by Student's t, over "
+    "queries by bootstrap."
+)
 _TEMPLATE = pathlib.Path(__file__).with_name("page.html")
 
 
@@ -22,7 +26,11 @@ def write_page(path: pathlib.Path, outcomes: Sequence[Outcome]) -> pathlib.Path:
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(_TEMPLATE.read_text("utf-8"))
     text = template.render(
-        style=style.read_text("utf-8"), outcomes=outcomes, picture=_picture, made=_made(outcomes)
+        style=style.read_text("utf-8"),
+        outcomes=outcomes,
+        picture=_picture,
+        made=_made(outcomes),
+        intervals=INTERVALS,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as unfinished:
@@ -50,7 +58,7 @@ def report(outcome: Outcome) -> str:
     parts.append(markdown(("expectation", "expected", "found", ""), checks).rstrip())
     parts += [table.markdown().rstrip() for table in outcome.tables]
     parts += [f"![{plot.title}]({plot.name}.svg)" for plot in outcome.plots]
-    parts += list(outcome.notes)
+    parts += [*outcome.notes, INTERVALS]
     made = outcome.made
     parts.append(
         f"`python -m experiments.{outcome.name} --{outcome.scope}`: {outcome.seconds / 60:.1f} "

@@ -14,9 +14,10 @@ from contrastive.evaluation import bootstrap
 from contrastive.evaluation.measured import Measured
 from contrastive.sweeps.folder import SweepFolder
 from contrastive.sweeps.results import Row, read_rows
+from contrastive.sweeps.seeds import Mean
 from contrastive.whole import whole_file
 from experiments.common.runner import Context
-from experiments.common.seeds import Mean, difference
+from experiments.common.seeds import difference
 
 LEDGER = "measured.json"  # beside a trial's evaluation: what an experiment adds to it
 

@@ -6,10 +6,10 @@ from contrastive.commands.mine import mine
 from contrastive.mining import MiningConfig
 from contrastive.recipe import load_recipe
 from contrastive.sweeps.results import Row
+from contrastive.sweeps.seeds import Mean, mean
 from experiments.common.data import ready
 from experiments.common.outcome import Check, Line, Outcome, Plot, Table
 from experiments.common.runner import Context
-from experiments.common.seeds import Mean, mean
 from experiments.common.training import Trials, train, values
 from experiments.dense_retrieval.sweep import METRIC, NEGATIVES
 

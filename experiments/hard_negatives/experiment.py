@@ -8,9 +8,10 @@ import numpy as np
 from jaxtyping import Array
 
 from contrastive.losses import info_nce
+from contrastive.sweeps.seeds import Mean, mean
 from experiments.common.outcome import Check, Line, Outcome, Plot, Table, shown
 from experiments.common.runner import Context
-from experiments.common.seeds import SEEDS, Mean, difference, mean
+from experiments.common.seeds import SEEDS, difference
 from experiments.common.synthetic import Encoder, Loss, World, encode, measure, train
 
 WORLD, DIM, TAU, GALLERY = World(meaning=16, view=64, noise=0.6), 16, 0.05, 4096

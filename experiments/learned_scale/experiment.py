@@ -11,10 +11,11 @@ from jaxtyping import Float
 
 from contrastive.geometry import normalize
 from contrastive.losses import clip_loss
+from contrastive.sweeps.seeds import mean
 from contrastive.temperature import clip_log_scale, initial_log_scale
 from experiments.common.outcome import Check, Outcome, Plot, Table, curve, shown
 from experiments.common.runner import Context
-from experiments.common.seeds import SEEDS, mean
+from experiments.common.seeds import SEEDS
 
 # The generator: images are random directions, a caption is `share · image + √(1 − share²) · noise`,
 # scaled to unit length. Chosen so that the middle one has about 7 % mistakes.
@@ -99,7 +100,8 @@ def run(context: Context) -> Outcome:
     ends = {key: float(path[-1]) for key, path in paths.items()}
     caption = (
         f"{BATCHES} batches of {BATCH}, {DIM} dimensions. Mistakes and best scale: mean over three "
-        "seeds with 95 % interval; learned scales: the first seed."
+        f"seeds with 95 % interval, among scales up to {SCALES[-1]:.0f}; learned scales: the first "
+        "seed."
     )
     head = ("batch", "mistakes", "best scale", "learned, clip 100", "learned, no clip")
     lines = tuple(

@@ -9,9 +9,9 @@ import numpy as np
 
 from contrastive.geometry import mutual_information_bound
 from contrastive.reference import nce_mi_estimate
+from contrastive.sweeps.seeds import Mean, mean
 from experiments.common.outcome import Check, Line, Outcome, Plot, Table, curve, number
 from experiments.common.runner import Context
-from experiments.common.seeds import Mean, mean
 
 RHO = 0.9
 CANDIDATES = (2, 8, 32, 128, 512)

@@ -15,12 +15,13 @@ import numpy as np
 from contrastive.geometry import normalize
 from contrastive.losses import clip_loss, sigmoid_loss
 from contrastive.sweeps.results import Row
+from contrastive.sweeps.seeds import Mean, mean
 from experiments.common.data import ready
-from experiments.common.outcome import Check, Line, Outcome, Plot, Table
+from experiments.common.outcome import Check, Line, Outcome, Plot, Table, shown
 from experiments.common.runner import Context
-from experiments.common.seeds import Mean, mean, possible
+from experiments.common.seeds import possible
 from experiments.common.training import Trials, train, values
-from experiments.sigmoid_vs_softmax.sweep import METRICS
+from experiments.sigmoid_vs_softmax.sweep import METRICS, RATES
 
 KINDS = {"emoji": "emoji, unseen artist", "texts": "Debian descriptions"}
 LOSSES = {"clip": "softmax", "siglip": "sigmoid"}
@@ -58,9 +59,9 @@ def run(context: Context) -> Outcome:
         notes=(
             "The better learning rate is chosen by the numbers that are shown, for both losses "
             "alike: that favours neither, and flatters both.",
-            "Pod scale, from the same file: `contrastive sweep "
-            "experiments/sigmoid_vs_softmax/sweep.py:pod --output=DIR --launcher=slurm`; 512 to "
-            "1,048,576 pairs a step, 2^30 seen.",
+            "Pod scale: `contrastive sweep experiments/sigmoid_vs_softmax/sweep.py:pod "
+            "--output=DIR --launcher=slurm --on=launch/slurm.py:h100`; 512 to 1,048,576 pairs a "
+            "step, 2^30 seen.",
         ),
     )
 
@@ -103,7 +104,11 @@ def _table(kind: str, trials: Trials, sizes: dict[int, dict[str, Any]]) -> Table
     over = "seeds" if seeds > 1 else "queries (one seed)"
     head = ("batch", "steps", "microbatches", "softmax", "sigmoid", "sigmoid − softmax",
             "rate, softmax", "rate, sigmoid")  # fmt: skip
-    caption = f"{KINDS[kind]}, {METRICS[kind]}; intervals over {over}; {seeds} seed(s)."
+    rates = ", ".join(shown(rate) for rate in RATES[kind])
+    caption = (
+        f"{KINDS[kind]}, {METRICS[kind]}; recipe {trials.rows[0].trial.recipe.name}, the better of "
+        f"the rates {rates}; intervals over {over}; {seeds} seed(s)."
+    )
     return Table(kind, caption, head, tuple(rows))
 
 

@@ -6,9 +6,9 @@ import numpy as np
 
 from contrastive.evaluation.similarity import spearman
 from contrastive.sweeps.results import Row
+from contrastive.sweeps.seeds import Mean, mean
 from experiments.common.outcome import Check, Line, Outcome, Plot, Table, curve, shown
 from experiments.common.runner import Context
-from experiments.common.seeds import Mean, mean
 from experiments.common.training import Trials, train
 from experiments.temperature.measures import measure
 from experiments.temperature.sweep import METRIC, NO_LIMIT, TAUS
@@ -82,6 +82,8 @@ def run(context: Context) -> Outcome:
             "Tolerance: how much larger the mean cosine of two pictures is when they show variants "
             "of one emoji. Hardest 1 %: their share of the gradient weight on a picture's "
             "negatives. Alignment: smaller is nearer; uniformity: smaller is wider spread.",
+            "Pod scale: `contrastive sweep experiments/temperature/sweep.py:pod --output=DIR "
+            "--launcher=slurm --on=launch/slurm.py:h100`; CLIP B/16, 32,768 pairs of DataComp-1B.",
         ),
     )
 
@@ -89,7 +91,10 @@ def run(context: Context) -> Outcome:
 def _of(trials: Trials) -> str:
     recipe = trials.rows[0].trial.recipe
     seeds = len({row.trial.recipe.seed for row in trials.rows})
-    return f"{recipe.total_steps} steps of {recipe.batch_size} pairs, {seeds} seed(s)."
+    return (
+        f"recipe {recipe.name}, {recipe.total_steps} steps of {recipe.batch_size} pairs, {seeds} "
+        "seed(s)."
+    )
 
 
 def _measured(trials: Trials, row: Row) -> dict[str, float]:
@@ -221,21 +226,23 @@ def _checks(found: dict[str, Any], fixed: dict[float, Any], largest: float) -> t
         Check(
             "The best fixed temperature lies in between.",
             f"neither {shown(taus[0])} nor {shown(taus[-1])}",
-            f"{shown(best)} ({shown(max(recalls))})",
+            "; ".join(
+                f"{shown(tau)}: {fixed[tau]['recall@1']}" for tau in (taus[0], best, taus[-1])
+            ),
             best not in (taus[0], taus[-1]),
             "finding",
         ),
         Check(
             "Learned is about as good as the best fixed one.",
-            "within .03 of its recall@1",
-            f"{learned['recall@1']} against {shown(max(recalls))}",
-            learned["recall@1"].value > max(recalls) - 0.03,
+            "at least .8 of its recall@1",
+            f"{learned['recall@1']} against {fixed[best]['recall@1']}",
+            learned["recall@1"].value >= 0.8 * max(recalls),
             "finding",
         ),
         Check(
-            "The clip holds at every step.",
+            "The learned scale stays within the clip at every step.",
             "≤ 100",
-            shown(largest),
+            shown(largest) + (", which is not near it" if largest < 90 else ""),
             largest <= 100 * (1 + 1e-6),
             "number",
         ),

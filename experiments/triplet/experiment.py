@@ -8,9 +8,10 @@ import numpy as np
 from jaxtyping import Array
 
 from contrastive.losses import info_nce, triplet_loss
+from contrastive.sweeps.seeds import mean
 from experiments.common.outcome import Check, Outcome, Plot, Table, curve
 from experiments.common.runner import Context
-from experiments.common.seeds import SEEDS, difference, mean
+from experiments.common.seeds import SEEDS, difference
 from experiments.common.synthetic import Encoder, Loss, World, encode, measure, train
 
 WORLD, DIM, STEPS, BATCH, GALLERY = World(meaning=16, view=64, noise=0.6), 16, 600, 128, 2000
