@@ -144,8 +144,9 @@ def test_results_are_published_with_date_and_machine(outcome, tmp_path):
     plots.write(outcome.plots[0], source)
     publish([outcome], tmp_path / "runs", tmp_path / "docs")
     page = (tmp_path / "docs" / "README.md").read_text()
-    assert "a machine, 2 cores" in page
     assert "[A title & more](demo/README.md) | short | 1 of 3 | It rises, Perhaps | 1.5 |" in page
+    assert "| 2026-01-02 |" in page
+    assert "a machine, 2 cores" in (tmp_path / "docs" / "demo" / "README.md").read_text()
     assert (tmp_path / "docs" / "demo" / "numbers.csv").is_file()
     assert "![A shape](shape.svg)" in report(outcome)
     assert (tmp_path / "docs" / "demo" / "shape.svg").is_file()
