@@ -8,9 +8,10 @@ import pathlib
 import jax
 from flax import nnx
 
+from contrastive.building import NO_TEXTS, build_towers
 from contrastive.data.tokenizer import Tokenizer, load_tokenizer
 from contrastive.folders import as_recipe, is_run
-from contrastive.inference import NO_TEXTS, Model, build_towers
+from contrastive.inference import Model
 from contrastive.mesh import Devices, MeshConfig, make_mesh, replicated
 from contrastive.pretrained.importing import import_weights
 from contrastive.recipe import Recipe, read_recipe

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from contrastive.building import NO_TEXTS, build_towers
 from contrastive.data.tokenizer import Tokenizer, load_tokenizer
 from contrastive.errors import ConfigError, UserError
 from contrastive.folders import is_run
-from contrastive.inference import NO_TEXTS, build_towers
 from contrastive.pretrained.importing import import_weights, tokenizer_of
 from contrastive.recipe import Recipe, read_recipe
 from contrastive.towers import TwoTowerConfig, VisionTransformerConfig

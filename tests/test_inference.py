@@ -11,12 +11,13 @@ from flax import nnx
 from PIL import Image
 
 from contrastive import inference
+from contrastive.building import initial_towers
 from contrastive.data.pipeline import DataConfig
 from contrastive.data.tokenizer import TokenizerConfig, train_tokenizer
 from contrastive.errors import DataError, UserError
 from contrastive.evaluation.zero_shot import classification_metrics
 from contrastive.geometry import normalize
-from contrastive.inference import Model, initial_towers
+from contrastive.inference import Model
 from contrastive.mesh import MeshConfig, make_mesh
 from contrastive.objectives import LossConfig
 from contrastive.towers import (

@@ -19,6 +19,7 @@ ROOMS = (  # from the top; rooms of one line do not import each other
     ("training",),
     ("pretrained",),
     ("evaluation", "inference"),
+    ("building",),
     ("objectives",),
     ("microbatches",),
     ("towers", "data"),

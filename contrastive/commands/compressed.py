@@ -12,13 +12,14 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from contrastive.building import judgements
 from contrastive.compression import Precision, check_dim, compress
 from contrastive.errors import UserError
 from contrastive.evaluation.measured import Measured
 from contrastive.evaluation.suite import evaluate
 from contrastive.evaluation.table import TITLES, share
 from contrastive.folders import is_run
-from contrastive.inference import Model, judgements
+from contrastive.inference import Model
 from contrastive.loading import load
 from contrastive.mesh import Devices
 from contrastive.recipe import read_recipe

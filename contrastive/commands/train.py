@@ -18,6 +18,7 @@ from flax import nnx
 from contrastive import config as config_lib
 from contrastive import mesh as mesh_lib
 from contrastive.assembly import Program, make_program
+from contrastive.building import build_towers
 from contrastive.commands import workdir as workdir_lib
 from contrastive.commands.best import check_best, evaluation_numbers
 from contrastive.commands.evaluate import LISTS, NUMBERS, is_evaluated, save_evaluation
@@ -27,7 +28,7 @@ from contrastive.errors import ConfigError, DataError, StorageError, UserError
 from contrastive.evaluation.sets import check_held_out
 from contrastive.evaluation.suite import evaluate
 from contrastive.evaluation.table import format_line, format_table
-from contrastive.inference import Model, build_towers
+from contrastive.inference import Model
 from contrastive.launching import record as record_lib
 from contrastive.microbatches import check_microbatches
 from contrastive.mined import MinedBatches, Miner

@@ -13,8 +13,8 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from contrastive.assembly import Program, make_program
+from contrastive.building import abstract_towers
 from contrastive.data.tokenizer import load_tokenizer
-from contrastive.inference import abstract_towers
 from contrastive.mesh import batch_sharding, check_batch_divides, make_mesh
 from contrastive.objectives import LOSS_SCOPE
 from contrastive.planning import gpu

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from contrastive.building import build_towers
 from contrastive.data.tokenizer import Tokenizer
 from contrastive.errors import WeightsError
-from contrastive.inference import build_towers
 from contrastive.objectives import start_values
 from contrastive.pretrained import (
     big_vision,

@@ -22,7 +22,7 @@ import numpy as np
 
 from contrastive import mesh as mesh_lib
 from contrastive.assembly import make_program
-from contrastive.inference import abstract_towers
+from contrastive.building import abstract_towers
 from contrastive.planning.compile import abstract_batch, vocabulary_size
 from contrastive.recipe import Recipe, load_recipe
 from contrastive.training.state import abstract_state, init_state

@@ -15,9 +15,9 @@ from ml_collections import ConfigDict
 
 from contrastive import config as config_lib
 from contrastive.assembly import make_program
+from contrastive.building import abstract_towers
 from contrastive.commands.plan import candidates, layouts, plan, rank
 from contrastive.errors import ConfigError
-from contrastive.inference import abstract_towers
 from contrastive.mesh import MeshConfig, make_mesh
 from contrastive.planning import compile as compile_lib
 from contrastive.planning import gpu

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from contrastive.building import build_towers
 from contrastive.cli import main
 from contrastive.errors import UserError
 from contrastive.geometry import normalize
-from contrastive.inference import build_towers
 from contrastive.pretrained.exporting import export_weights, parameters
 from contrastive.pretrained.families import Description
 from contrastive.pretrained.importing import import_weights

@@ -19,12 +19,12 @@ from PIL import Image
 from tokenizers import models, pre_tokenizers
 
 import contrastive
+from contrastive.building import NO_TEXTS, initial_towers
 from contrastive.cli import main
 from contrastive.data.text_config import TokenizerConfig
 from contrastive.data.transforms import evaluation_image
 from contrastive.errors import WeightsError
 from contrastive.geometry import normalize
-from contrastive.inference import NO_TEXTS, initial_towers
 from contrastive.pretrained.exporting import export_weights
 from contrastive.pretrained.families import Description
 from contrastive.pretrained.importing import import_weights

@@ -9,11 +9,11 @@ import pytest
 
 import contrastive
 from contrastive.assembly import make_program
+from contrastive.building import initial_towers
 from contrastive.cli import main
 from contrastive.data.config import DataConfig
 from contrastive.errors import ConfigError, UserError, WeightsError
 from contrastive.folders import description, is_run
-from contrastive.inference import initial_towers
 from contrastive.mesh import MeshConfig, make_mesh
 from contrastive.objectives import LossConfig
 from contrastive.pretrained.exporting import choose, export_weights
