@@ -120,6 +120,7 @@ def test_a_run_on_pairs_of_texts_and_its_use(texts, tmp_path):
     assert scores[0] >= scores[1]
 
 
+@pytest.mark.slow
 def test_texts_resume_bit_for_bit_and_on_eight_devices(texts, tmp_path):
     run(texts, tmp_path / "whole")
     run(texts, tmp_path / "parts", "stop_at=3")

@@ -164,6 +164,7 @@ def test_eight_devices_give_the_losses_of_one(tiny, tmp_path):
     np.testing.assert_allclose(eight, one, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_devices_and_another_mesh(tiny, tmp_path):
     run(tiny, tmp_path / "whole")
     run(tiny, tmp_path / "moved", "stop_at=3", devices=1)

@@ -107,6 +107,7 @@ def test_imported_published_and_exported_weights_are_measured_alike(imported, sh
             assert other[name] == pytest.approx(value, abs=2e-6), name
 
 
+@pytest.mark.slow
 def test_another_size_of_pictures_and_a_new_head(imported, shapes_csv, tmp_path):
     settings = recipe(
         imported, shapes_csv, "data.image_size=30", "model.embedding_dim=12",
