@@ -84,7 +84,7 @@ def get_config(variant: str = "clip") -> ConfigDict:
 
 
 def _reduce(config: ConfigDict) -> None:
-    """A quarter of the arithmetic on pictures."""
+    """Smaller pictures and a narrower tower."""
     data, model = ConfigDict(), ConfigDict()
     data.image_size = 24
     model.image = {"widths": (24, 48, 96)}

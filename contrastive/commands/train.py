@@ -237,8 +237,9 @@ class _Run:
 
     def _loader(self) -> Any:
         part, parts = part_of_batch(mesh_lib.batch_sharding(self.mesh), self.recipe.batch_size)
-        with self._read_before():
+        if not self.begun:
             check_held_out(self.recipe.data)
+        with self._read_before():
             return open_batches(
                 self.source,
                 self.recipe.data,

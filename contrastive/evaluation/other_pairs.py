@@ -21,7 +21,7 @@ from contrastive.data.records import SampleError, Source, Subset
 from contrastive.data.sources import open_source
 from contrastive.data.splits import content_ids
 from contrastive.data.unchecked import Fetched
-from contrastive.errors import DataError, NoSuchSplit
+from contrastive.errors import DataError
 from contrastive.evaluation import shape
 from contrastive.evaluation.baselines import raw_pixel_scores, tf_idf_scores
 from contrastive.evaluation.judged import (
@@ -33,7 +33,7 @@ from contrastive.evaluation.judged import (
 from contrastive.evaluation.measured import Measured
 from contrastive.evaluation.ranking import rank_scores
 from contrastive.evaluation.retrieval import summarise
-from contrastive.evaluation.sets import HELD_OUT_SPLITS, emoji_splits, evenly, of_split
+from contrastive.evaluation.sets import HELD_OUT_SPLITS, emoji_splits, evenly, of_split, open_splits
 from contrastive.geometry import uniformity
 from contrastive.logits import LogitPartition
 
@@ -139,13 +139,7 @@ def load_pairs(data: DataConfig, *, most: int) -> Sequence[TextSet] | Sequence[V
 
 
 def _splits(data: DataConfig, most: int) -> Iterable[tuple[str, Source]]:
-    for name in (*HELD_OUT_SPLITS, "train"):
-        try:
-            source = open_source(data, name)
-        except NoSuchSplit:
-            if name == "train":
-                raise
-            continue
+    for name, source in open_splits(data, (*HELD_OUT_SPLITS, "train")):
         chosen = evenly(len(source), most)
         yield name, source if len(chosen) == len(source) else Subset(source, chosen.tolist())
 

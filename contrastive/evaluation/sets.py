@@ -178,15 +178,8 @@ def known_emoji(data: DataConfig) -> KnownPictures:
 def _sets_of_splits(
     data: DataConfig, most: int, only: Iterable[str] | None
 ) -> Iterable[EvaluationSet]:
-    for name in (*HELD_OUT_SPLITS, "train"):
-        if not _wanted(name, only):
-            continue
-        try:
-            source = open_source(data, name)
-        except NoSuchSplit:
-            if name == "train":
-                raise
-            continue
+    wanted = [name for name in (*HELD_OUT_SPLITS, "train") if _wanted(name, only)]
+    for name, source in open_splits(data, wanted):
         with of_split(name, data):
             pairs = read_evaluation_pairs(_part(source, evenly(len(source), most)), data)
         yield _unique(name, pairs.images, pairs.records, pairs.ids)
@@ -199,13 +192,23 @@ def check_held_out(data: DataConfig) -> None:
     Raises:
       DataError: A split cannot be opened, or most of the samples looked at cannot be used.
     """
-    for name in HELD_OUT_SPLITS if data.source not in ("emoji", "synthetic") else ():
+    if data.source in ("emoji", "synthetic"):
+        return
+    for name, source in open_splits(data, HELD_OUT_SPLITS):
+        with of_split(name, data):
+            _check_some(source, data)
+
+
+def open_splits(data: DataConfig, names: Iterable[str]) -> Iterator[tuple[str, Source]]:
+    """Those of the splits that a source has; ``train`` has to be there."""
+    for name in names:
         try:
             source = open_source(data, name)
         except NoSuchSplit:
+            if name == "train":
+                raise
             continue
-        with of_split(name, data):
-            _check_some(source, data)
+        yield name, source
 
 
 def _check_some(source: Source, data: DataConfig) -> None:

@@ -234,9 +234,9 @@ def _checks(found: dict[str, Any], fixed: dict[float, Any], largest: float) -> t
         ),
         Check(
             "Learned is about as good as the best fixed one.",
-            "at least .8 of its recall@1",
+            "within .03 and a fifth of its recall@1",
             f"{learned['recall@1']} against {fixed[best]['recall@1']}",
-            learned["recall@1"].value >= 0.8 * max(recalls),
+            learned["recall@1"].value > max(recalls) - min(0.03, 0.2 * max(recalls)),
             "finding",
         ),
         Check(
