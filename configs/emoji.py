@@ -4,7 +4,8 @@
 
 The argument chooses the loss: ``clip`` (softmax, both ways), ``siglip`` (sigmoid), ``info_nce``
 (softmax, image to text). About four minutes on two CPU cores. ``small`` is ``clip`` with pictures
-of 24 pixels and a narrower tower, for sweeps: a step takes less than half the time. ``naflex`` is
+of 24 pixels, a narrower tower and a transformer that reads no more than the words, for sweeps: a
+step takes less than half the time. ``naflex`` is
 ``clip`` with pictures as patches in their own proportions (SigLIP 2's NaFlex; those of the emoji
 are all square) and a small vision transformer; put your own pictures of any aspect in the place of
 the emoji with ``--config.data.source``.
@@ -23,6 +24,36 @@ from contrastive.errors import ConfigError
 _LOSSES = ("clip", "siglip", "info_nce")
 _FORMS = ("small", "minilm", "naflex")
 
+# Parts count, wherever they are.
+_STAGES = {"pooling": "stages"}
+_IMAGES = {
+    "small": {"widths": (24, 48, 96)},
+    # Patches of 4 pixels, as many as a square of 32 pixels has, in each picture's own grid.
+    "naflex": {
+        "kind": "naflex",
+        "patch_size": 4,
+        "grid": 8,
+        "width": 128,
+        "depth": 4,
+        "heads": 4,
+        "init": "siglip",
+        "activation": "gelu_tanh",
+    },
+}
+# What a caption says matters here, and not in which order.
+_BAG = {"kind": "bag", "width": 128, "hidden": 0, "dropout": 0.25, "projection": "linear"}
+_TEXTS = {
+    "small": {"kind": "transformer", "width": 128, "depth": 1, "dropout": 0.25},
+    "minilm": {
+        "kind": "encoder",
+        "width": 384,
+        "depth": 6,
+        "heads": 12,
+        "length": 512,
+        "dropout": 0.0,
+    },
+}
+
 
 def get_config(variant: str = "clip") -> ConfigDict:
     """The recipe; everything that is not named here has the default of its dataclass."""
@@ -37,11 +68,12 @@ def get_config(variant: str = "clip") -> ConfigDict:
     config.data = ConfigDict()
     config.data.source = "emoji"
     config.data.image_size = 32  # the sheets hold 48 pixels; augmentation crops and scales
-    config.data.text_length = 20  # tokens; longer captions are cut, the end token stays
+    config.data.text_length = 48  # tokens, broader terms too; the last of long captions are cut
     config.data.tokenizer = ConfigDict()
     config.data.tokenizer.kind = "words"  # of a new name, the words that are known count
     config.data.tokenizer.vocabulary_size = 8192
     config.data.tokenizer.hidden = 0.15
+    config.data.tokenizer.broader = 11  # "zebra", which no caption has, is also an animal
     config.data.augment = ConfigDict()
     config.data.augment.hue = 20.0  # artists disagree on shades
     config.data.augment.cutout = 0.2
@@ -53,11 +85,8 @@ def get_config(variant: str = "clip") -> ConfigDict:
 
     config.model = ConfigDict()
     config.model.embedding_dim = 192
-    config.model.text = ConfigDict()
-    config.model.text.kind = "transformer"
-    config.model.text.width = 128
-    config.model.text.depth = 1  # captions have two or three words
-    config.model.text.dropout = 0.25
+    config.model.image = ConfigDict(_IMAGES.get(variant, _STAGES))
+    config.model.text = ConfigDict(_TEXTS.get(variant, _BAG))
 
     config.loss = ConfigDict()
     config.loss.name = variant if variant in _LOSSES else "clip"
@@ -84,21 +113,19 @@ def get_config(variant: str = "clip") -> ConfigDict:
 
 
 def _reduce(config: ConfigDict) -> None:
-    """Smaller pictures and a narrower tower."""
-    data, model = ConfigDict(), ConfigDict()
-    data.image_size = 24
-    model.image = {"widths": (24, 48, 96)}
-    config.update({"data": data, "model": model})
+    """Smaller pictures, and texts that are only their words."""
+    data = ConfigDict()
+    data.image_size, data.text_length = 24, 20
+    data.tokenizer = {"broader": 0}
+    config.update({"data": data})
 
 
 def _keep_proportions(config: ConfigDict) -> None:
-    """Patches of 4 pixels, as many as a square of 32 pixels has, in each picture's own grid."""
-    data, model = ConfigDict(), ConfigDict()
+    """Patches in the place of squares."""
+    data = ConfigDict()
     data.preprocessing = "naflex"
     data.resize = {"patch": 4}
-    image = {"kind": "naflex", "patch_size": 4, "grid": 8, "width": 128, "depth": 4, "heads": 4}
-    model.image = image | {"activation": "gelu_tanh", "init": "siglip"}
-    config.update({"data": data, "model": model})
+    config.update({"data": data})
 
 
 def _lock_minilm(config: ConfigDict) -> None:
@@ -107,11 +134,10 @@ def _lock_minilm(config: ConfigDict) -> None:
     # captions with MiniLM; so half the steps, and captions of at most 16 tokens (1 in 20 is cut).
     config.total_steps = 450
     config.init_from = "data/minilm"
-    data, model, optimizer = ConfigDict(), ConfigDict(), ConfigDict()
+    data, optimizer = ConfigDict(), ConfigDict()
     data.text_length = 16
-    data.tokenizer = {"hidden": 0.0}  # it comes with init_from and knows every word
-    text = {"kind": "encoder", "width": 384, "depth": 6, "heads": 12, "length": 512}
-    model.text = text | {"dropout": 0.0}
+    # It comes with init_from and knows every word.
+    data.tokenizer = {"hidden": 0.0, "broader": 0}
     # Locked is what was imported; the projection from its 384 entries to the embedding is new.
     optimizer.multipliers = (("text/(?!projection/).*", None),)
-    config.update({"data": data, "model": model, "optimizer": optimizer})
+    config.update({"data": data, "optimizer": optimizer})

@@ -139,6 +139,11 @@ def warm_start(
 
 
 def _check_markers(source: pathlib.Path, theirs: Tokenizer, ours: Tokenizer) -> None:
+    if theirs.broader != ours.broader:
+        raise ConfigError(
+            f"config.init_from = {source} was trained with at most {theirs.broader} broader terms, "
+            f"this run has {ours.broader}: set config.data.tokenizer.broader = {theirs.broader}."
+        )
     for name in ("begin", "end", "pad"):
         there, here = (getattr(t, f"{name}_id") for t in (theirs, ours))
         if there != here:

@@ -40,11 +40,24 @@ class TokenizerConfig:
     end_token: str | None = None  # likewise
     pad_token: str | None = None  # likewise, but there has to be one
     hidden: float = 0.0  # share of a training caption's tokens that become the unknown token
+    # Broader terms that follow the words of a text, at most so many for each ("zebra" -> equine,
+    # mammal, animal ...), by WordNet, in English. Of "words" only.
+    broader: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.hidden < 1:
             raise ConfigError(
                 f"config.data.tokenizer.hidden = {self.hidden} has to be at least 0 and below 1."
+            )
+        if self.broader < 0:
+            raise ConfigError(
+                f"config.data.tokenizer.broader = {self.broader} cannot be negative; 0 = no terms."
+            )
+        if self.broader and (self.kind, self.preset, self.path) != ("words", None, None):
+            raise ConfigError(
+                "config.data.tokenizer.broader needs config.data.tokenizer.kind = 'words' and a "
+                "vocabulary learned from the captions (no preset, no path): others have no tokens "
+                "for the terms."
             )
         if self.vocabulary_size < LEAST_VOCABULARY:
             raise ConfigError(

@@ -10,7 +10,8 @@ last tokens (or its first, where a ``tokenizer.json`` truncates on the left), ne
 import dataclasses
 import itertools
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ import tokenizers
 from jaxtyping import Float64, Int32, Int64
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from contrastive.data.broader import with_broader_terms
 from contrastive.data.config import DataConfig
 from contrastive.data.records import SampleError, Source, words
 from contrastive.data.text_config import TokenizerConfig
@@ -47,6 +49,7 @@ class Tokenizer:
     Attributes:
       length: Ids a text.
       preset: The published model whose form of texts is applied; None: none is.
+      broader: Broader terms at most that follow the words of a text, for each entry.
       vocabulary_size: All ids are below it.
       pad_id, begin_id, end_id, unknown_id: The markers; the last three are None where there is no
         such token.
@@ -60,16 +63,22 @@ class Tokenizer:
         self.cuts_left = cut is not None and str(cut["direction"]).lower() == "left"
         backend.no_padding()
         backend.no_truncation()
-        self._backend, self.preset = backend, config.preset
-        self._rules = None if config.preset is None else PRESETS[config.preset]
-        if self._rules is not None:
-            begin, end, pad, _ = self._rules
+        self._backend, self.preset, self.broader = backend, config.preset, config.broader
+        if config.broader and not isinstance(backend.model, models.WordLevel):
+            raise ConfigError(
+                "config.data.tokenizer.broader needs a vocabulary of whole words, and this one "
+                "(that of config.init_from?) has none: set config.data.tokenizer.broader = 0."
+            )
+        self._form = _form(config)
+        rules = None if config.preset is None else PRESETS[config.preset]
+        if rules is not None:
+            begin, end, pad, _ = rules
             config = dataclasses.replace(
                 config, preset=None, begin_token=begin, end_token=end, pad_token=pad
             )
         self.length = length
         self.vocabulary_size = backend.get_vocab_size(with_added_tokens=True)
-        known = _BEGIN if self._rules is None else ()  # a preset without a begin token has none
+        known = _BEGIN if rules is None else ()  # a preset without a begin token has none
         self.begin_id = self._find("begin_token", config.begin_token, known)
         self.end_id = self._find("end_token", config.end_token, _END)
         self.unknown_id = self._find("", None, _UNKNOWN)
@@ -181,10 +190,9 @@ class Tokenizer:
 
     def _pieces(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of texts, without markers."""
-        if self._rules is not None:
-            texts = [self._rules.form(text) for text in texts]
         try:
-            found = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+            formed = [self._form(text) for text in texts]
+            found = self._backend.encode_batch_fast(formed, add_special_tokens=False)
         except TypeError as error:
             raise _not_text(texts, error) from error
         return [encoding.ids for encoding in found]
@@ -240,6 +248,17 @@ class Tokenizer:
         return content
 
 
+def _form(config: TokenizerConfig) -> Callable[[str], str]:
+    """What a text goes through before it is cut."""
+    if config.broader:
+        return partial(with_broader_terms, most=config.broader)
+    return _unchanged if config.preset is None else PRESETS[config.preset].form
+
+
+def _unchanged(text: str) -> str:
+    return text
+
+
 def _not_text(texts: Sequence[str], error: TypeError) -> Exception:
     """What is wrong with texts that the library refuses: half of a surrogate pair, which no
     encoding of Unicode has."""
@@ -281,7 +300,7 @@ def train_tokenizer(texts: Iterable[str], *, length: int, config: TokenizerConfi
             normalizers.Strip(),
         ]
     )  # pyright: ignore[reportAttributeAccessIssue]
-    backend.train_from_iterator(sorted(set(texts)), trainer)
+    backend.train_from_iterator(sorted(set(map(_form(config), texts))), trainer)
     return Tokenizer(backend, length=length, config=config)
 
 

@@ -77,6 +77,11 @@ def export_weights(
       WeightsError: No family of the format can hold the model; says what each cannot.
       UserError: The folder holds something.
     """
+    if tokenizer is not None and tokenizer.broader:
+        raise WeightsError(
+            f"{format_name} has no tokenizer that puts broader terms behind the words "
+            "(config.data.tokenizer.broader), and the model was trained with them."
+        )
     settings = resolved(settings, tokenizer)
     family, files = choose(settings, format_name)
     new_folder(folder)

@@ -266,8 +266,20 @@ def masked_max(
 ) -> Float[Array, "batch width"]:
     """Largest entry over the positions where ``mask`` holds; zeros where none does."""
     lowest = jnp.full_like(x, jnp.finfo(x.dtype).min)
-    top = jnp.max(jnp.where(mask[..., None], x, lowest), axis=1)
+    top = largest(jnp.where(mask[..., None], x, lowest))
     return jnp.where(jnp.any(mask, axis=1, keepdims=True), top, jnp.zeros_like(top))
+
+
+def largest(x: Float[Array, "batch length width"]) -> Float[Array, "batch width"]:
+    """Largest entry over the positions; of equal ones the first has the gradient, as in PyTorch.
+
+    The gradient of ``jnp.max`` looks for the entries that equal the result. Where the compiler
+    computes the entries a second time and rounds otherwise, there is none, and it is 0 / 0 (seen on
+    CPU, where the mean was asked for beside the maximum).
+    """
+    where = jax.lax.stop_gradient(jnp.argmax(x, axis=1, keepdims=True))
+    chosen = jnp.arange(x.shape[1])[None, :, None] == where
+    return jnp.sum(jnp.where(chosen, x, jnp.zeros_like(x)), axis=1)
 
 
 def masked_last(

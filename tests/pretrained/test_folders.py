@@ -12,6 +12,8 @@ from contrastive.assembly import make_program
 from contrastive.building import initial_towers
 from contrastive.cli import main
 from contrastive.data.config import DataConfig
+from contrastive.data.text_config import TokenizerConfig
+from contrastive.data.tokenizer import train_tokenizer
 from contrastive.errors import ConfigError, UserError, WeightsError
 from contrastive.folders import description, is_run
 from contrastive.mesh import MeshConfig, make_mesh
@@ -144,3 +146,11 @@ def test_C06_a_start_from_weights_resizes_as_their_library_does(copied, name, me
     assert earlier.shapes[path] == table.shape
     found = _resized(table, jax.numpy.zeros(wanted.shape), (4, 6), earlier.resampling)
     np.testing.assert_array_equal(found, wanted)
+
+
+def test_texts_with_broader_terms_have_no_form_elsewhere(copied, tmp_path):
+    found = import_weights(copied("bert"))
+    config = TokenizerConfig(kind="words", broader=3)
+    tokenizer = train_tokenizer(["a horse"], length=8, config=config)
+    with pytest.raises(WeightsError, match="no tokenizer that puts broader terms"):
+        export_weights(found.settings, found.towers, tokenizer, "huggingface", tmp_path / "out")

@@ -51,10 +51,29 @@ def towers(fill):
 
 IMAGE_TOWERS = {
     "conv": CONV,
+    "conv_stages": dataclasses.replace(CONV, widths=(4, 8, 8), pooling="stages"),
     "vit": VIT,
     "vit_cls": dataclasses.replace(VIT, pooling="cls", pre_norm=True, activation="quick_gelu"),
     "vit_map": dataclasses.replace(VIT, pooling="map", activation="gelu_tanh", projection="bias"),
 }
+
+
+def test_pooled_stages_are_means_and_maxima_side_by_side(towers):
+    config = dataclasses.replace(CONV, widths=(4, 8, 6), pooling="stages", projection="none")
+    tower = towers(dataclasses.replace(CONFIG, image=config, embedding_dim=28)).image
+    maps, x = [], jnp.asarray(np.random.default_rng(0).normal(size=(3, 8, 8, 3)), jnp.float32)
+    row = tower(x)
+    for stage in tower.stages:
+        x = stage(x)
+        maps.append(np.asarray(x, np.float64))
+    plain = [f(m, axis=(1, 2)) for m in maps[1:] for f in (np.mean, np.max)]
+    plain = np.concatenate(plain, axis=1)
+    plain = plain - plain.mean(axis=1, keepdims=True)
+    plain /= np.sqrt(plain.var(axis=1, keepdims=True) + config.epsilon)
+    scale, bias = (np.asarray(x[...], np.float64) for x in (tower.norm.scale, tower.norm.bias))
+    np.testing.assert_allclose(row, plain * scale + bias, atol=1e-5)
+    with pytest.raises(ConfigError, match="needs two stages"):
+        ConvTowerConfig(widths=(4,), pooling="stages")
 
 
 @pytest.mark.parametrize("name", IMAGE_TOWERS)

@@ -1,0 +1,149 @@
+"""WordNet 3.0 as a list of what is a kind of what; rebuilds the file that comes with the package.
+
+    python -m experiments.data.broader_terms
+
+Of each noun or verb one sense is kept, the one that a picture is likeliest to show: a thing that
+can be seen before an idea or an action (unless the word is more often an adjective, as "red"), then
+the sense that is the most frequent in the texts that WordNet's authors counted. Of names ("China")
+only those are there that are no word in lower case. Each line is a sense: its first words, the
+lines (from 0) of what it is a kind of, and the words that have it, forms of verbs and irregular
+plurals among them.
+
+Licence: as :mod:`experiments.data.wordnet`; the notice is in the package beside the file.
+"""
+
+import gzip
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from contrastive.data.broader import FILE, key_of
+from contrastive.whole import whole_file
+from experiments.data.packages import arguments, debian
+
+_KEPT = ("noun", "verb")
+_PARTS = {"1": "noun", "2": "verb", "3": "adj", "4": "adv", "5": "adj"}  # of sense keys
+_KIND_OF = ("@", "@i")  # a country, one of the countries
+_FIRST = 3  # words of a sense, as synonyms
+_THING = "physical_entity"
+
+
+class Sense(NamedTuple):
+    """Its words, as they are written, and the senses that it is a kind of."""
+
+    words: list[str]
+    kinds: list[str]
+
+
+def rows(path: Path) -> Iterator[str]:
+    """The lines of one of WordNet's files, without the licence at its head."""
+    with open(path, encoding="utf-8") as file:
+        yield from (line for line in file if not line.startswith("  "))
+
+
+def senses(folder: Path) -> dict[str, Sense]:
+    """The senses of nouns and verbs by part and offset, in the order of the files."""
+    found = {}
+    for part in _KEPT:
+        for row in rows(folder / f"data.{part}"):
+            cells = row.split(" | ", 1)[0].split(" ")
+            at = 4 + 2 * int(cells[3], 16)
+            links = [cells[at + 1 + 4 * i : at + 3 + 4 * i] for i in range(int(cells[at]))]
+            kinds = [f"{part}.{key}" for symbol, key in links if symbol in _KIND_OF]
+            found[f"{part}.{cells[0]}"] = Sense(cells[4:at:2], kinds)
+    return found
+
+
+def counts(folder: Path) -> dict[tuple[str, str], dict[int, int]]:
+    """How often each sense (from 1) of a word occurs in the counted texts, by word and part."""
+    found: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
+    for row in rows(folder / "cntlist.rev"):
+        key, sense, count = row.split()
+        word, _, rest = key.partition("%")
+        found[word, _PARTS[rest[0]]][int(sense)] = int(count)
+    return found
+
+
+def ancestors(sense: str, found: Mapping[str, Sense]) -> list[str]:
+    """What a sense is a kind of, the nearest first."""
+    seen = list(found[sense].kinds)
+    for key in seen:
+        seen += [kind for kind in found[key].kinds if kind not in seen]
+    return seen
+
+
+def chosen(folder: Path, found: Mapping[str, Sense]) -> dict[str, str]:
+    """The sense of each word, by its spelling in lower case."""
+    counted = counts(folder)
+    things = {key for key in found if any(_THING in found[a].words for a in ancestors(key, found))}
+    ranks: dict[str, list[tuple]] = defaultdict(list)
+    for part in _KEPT:
+        for row in rows(folder / f"index.{part}"):
+            word, *cells = row.split()
+            described = sum(counted[word, "adj"].values())
+            thing = sum(counted[word, "noun"].values()) >= described
+            for i, offset in enumerate(cells[-int(cells[1]) :], start=1):
+                key = f"{part}.{offset}"
+                often = counted[word, part].get(i, 0)
+                name = word not in found[key].words
+                rank = (name, thing and key not in things, -often, part, i, key)
+                for form in forms(word) if part == "verb" else (word,):
+                    ranks[form].append(rank)
+    return {word: min(senses)[-1] for word, senses in ranks.items()}
+
+
+def forms(verb: str) -> tuple[str, ...]:
+    """The regular forms of a verb that no plural is spelled like."""
+    stem = verb.removesuffix("e")
+    return (verb,) if "_" in verb else (verb, f"{stem}ing", f"{stem}ed")
+
+
+def irregular(folder: Path, known: Mapping[str, str]) -> dict[str, str]:
+    """The senses of forms that no rule makes (``teeth``, ``swam``)."""
+    pairs = [row.split()[:2] for part in _KEPT for row in rows(folder / f"{part}.exc")]
+    forms = {form: known[word] for form, word in reversed(pairs) if word in known}
+    return {form: sense for form, sense in forms.items() if form not in known}
+
+
+def lines(found: Mapping[str, Sense], known: Mapping[str, str]) -> list[str]:
+    """The senses that words have and what these are kinds of, each after its kinds."""
+    members: dict[str, list[str]] = defaultdict(list)
+    for word, key in known.items():
+        members[key].append(key_of(word))
+    place: dict[str, int] = {}
+    done: list[str] = []
+
+    def add(key: str) -> None:
+        if key in place:
+            return
+        place[key] = -1  # two verbs of WordNet are kinds of each other
+        for kind in found[key].kinds:
+            add(kind)
+        place[key] = len(done)
+        kinds = ",".join(str(place[kind]) for kind in found[key].kinds if place[kind] >= 0)
+        own = " ".join(dict.fromkeys(members[key]))
+        first = " ".join(dict.fromkeys(map(key_of, found[key].words[:_FIRST])))
+        done.append(f"{first}\t{kinds}\t{own}\n")
+
+    for key in found:
+        if key in members:
+            add(key)
+    return done
+
+
+def main() -> None:
+    options = arguments(__doc__, "contrastive/data/vocabularies")
+    folder = debian("wordnet-base", options.packages) / "usr/share/wordnet"
+    found = senses(folder)
+    known = chosen(folder, found)
+    known |= irregular(folder, known)
+    written = lines(found, known)
+    path = options.output / FILE
+    with whole_file(path) as unfinished:
+        unfinished.write_bytes(gzip.compress("".join(written).encode(), mtime=0))
+    print(f"{path}: {len(known):,} words, {len(written):,} senses, {path.stat().st_size:,} bytes")
+
+
+if __name__ == "__main__":
+    main()
