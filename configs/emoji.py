@@ -4,11 +4,10 @@
 
 The argument chooses the loss: ``clip`` (softmax, both ways), ``siglip`` (sigmoid), ``info_nce``
 (softmax, image to text). About four minutes on two CPU cores. ``small`` is ``clip`` with pictures
-of 24 pixels, a narrower tower and a transformer that reads no more than the words, for sweeps: a
-step takes less than half the time. ``naflex`` is
-``clip`` with pictures as patches in their own proportions (SigLIP 2's NaFlex; those of the emoji
-are all square) and a small vision transformer; put your own pictures of any aspect in the place of
-the emoji with ``--config.data.source``.
+of 24 pixels, a narrower image tower and a transformer that reads the words alone, for sweeps: a
+step takes less than half the time. ``naflex`` is ``clip`` with pictures as patches in their own
+proportions (SigLIP 2's NaFlex; those of the emoji are all square) and a small vision transformer;
+put your own pictures of any aspect in the place of the emoji with ``--config.data.source``.
 
 ``minilm`` is ``clip`` with a text tower that was trained elsewhere and stays as it is (locked, as
 the image tower in LiT, Zhai et al. 2022); a projection behind it learns:
@@ -25,7 +24,7 @@ _LOSSES = ("clip", "siglip", "info_nce")
 _FORMS = ("small", "minilm", "naflex")
 
 # Parts count, wherever they are.
-_STAGES = {"pooling": "stages"}
+_STAGES = {"pooled": "stages"}
 _IMAGES = {
     "small": {"widths": (24, 48, 96)},
     # Patches of 4 pixels, as many as a square of 32 pixels has, in each picture's own grid.
@@ -71,7 +70,7 @@ def get_config(variant: str = "clip") -> ConfigDict:
     config.data.text_length = 48  # tokens, broader terms too; the last of long captions are cut
     config.data.tokenizer = ConfigDict()
     config.data.tokenizer.kind = "words"  # of a new name, the words that are known count
-    config.data.tokenizer.vocabulary_size = 8192
+    config.data.tokenizer.vocabulary_size = 16384  # more than there are words and terms
     config.data.tokenizer.hidden = 0.15
     config.data.tokenizer.broader = 11  # "zebra", which no caption has, is also an animal
     config.data.augment = ConfigDict()
@@ -116,7 +115,7 @@ def _reduce(config: ConfigDict) -> None:
     """Smaller pictures, and texts that are only their words."""
     data = ConfigDict()
     data.image_size, data.text_length = 24, 20
-    data.tokenizer = {"broader": 0}
+    data.tokenizer = {"broader": 0, "vocabulary_size": 8192}
     config.update({"data": data})
 
 

@@ -100,7 +100,7 @@ def warm_start(
     Raises:
       UserError: ``init_from`` is neither a run nor weights that are known, or nothing in it fits.
       ConfigError: A tower has other settings than its parameters were trained with, or texts other
-        markers around them.
+        markers around them or broader terms behind them.
       CheckpointError: None of the run's checkpoints can be read.
     """
     source = pathlib.Path(str(recipe.init_from))
@@ -109,7 +109,7 @@ def warm_start(
     grids = _grids(earlier, recipe)
     same_tokens = _tokenizer(source) == _tokenizer(workdir)
     if same_tokens and earlier.markers is not None:
-        _check_markers(source, earlier.markers, load_tokenizer(recipe.data, None, workdir))
+        _check_texts(source, earlier.markers, load_tokenizer(recipe.data, None, workdir))
     reasons = _reasons(ours, earlier, grids, same_tokens=same_tokens)
     taken = [path for path in ours if path not in reasons]
     if not taken:
@@ -138,7 +138,7 @@ def warm_start(
     return dataclasses.replace(state, parameters=parameters, average=average, memory=memory)
 
 
-def _check_markers(source: pathlib.Path, theirs: Tokenizer, ours: Tokenizer) -> None:
+def _check_texts(source: pathlib.Path, theirs: Tokenizer, ours: Tokenizer) -> None:
     if theirs.broader != ours.broader:
         raise ConfigError(
             f"config.init_from = {source} was trained with at most {theirs.broader} broader terms, "

@@ -12,24 +12,35 @@ Of each noun and verb one sense is known, what a picture likeliest shows:
 import functools
 import gzip
 import importlib.resources
+import itertools
 import re
 import unicodedata
 from collections.abc import Iterator
 from typing import NamedTuple
 
 FILE = "wordnet_broader.txt.gz"
-_WORDS = re.compile(r"\w+|[^\w\s]+")
 _LONGEST = 4  # words of an entry: "jack in the box"
-_PLURALS = (("ies", "y"), ("ches", "ch"), ("shes", "sh"), ("ses", "s"), ("xes", "x"), ("s", ""))
-# Not names of things, though WordNet has nouns that are spelled so ("in": indium).
-_SMALL = frozenset(re.findall(r"\w+", """
-    a an and as at be by do for he i in is it me no of on or so the to us
-"""))  # fmt: skip
+_BREAKS = re.compile(r"[^\w\s'’-]")  # no entry reaches over these
+_PLURALS = (
+    *(("ies", "y"), ("ches", "ch"), ("shes", "sh"), ("ses", "s"), ("xes", "x")),
+    *(("men", "man"), ("s", "")),
+)
+# Not names of things, though WordNet has nouns and verbs that are spelled so ("in": indium).
+_SMALL = frozenset(
+    word
+    for line in (
+        "an and are as at be by do for he in is it me no of on or so the to us am been being but",
+        "can did does doing down from had has have having her hers him his how if into its may",
+        "might more most must my not off one our ours out over own she should some such than that",
+        "their them then there these they this those too under up very was we were what when where",
+        "which who whom whose why will with would you your",
+    )
+    for word in line.split()
+)
 # Above these stands nearly everything, so that they tell nothing.
-_TOO_BROAD = frozenset(re.findall(r"\w+", """
-    entity physical_entity abstraction object whole matter attribute measure relation
-    psychological_feature causal_agent
-"""))  # fmt: skip
+_TOO_BROAD = frozenset(
+    ("entity", "physical_entity", "abstraction", "object", "whole", "matter", "attribute")
+) | {"measure", "relation", "psychological_feature", "causal_agent"}
 
 
 class _Senses(NamedTuple):
@@ -45,8 +56,13 @@ def key_of(word: str) -> str:
     return "_".join(re.findall(r"\w+", word.lower()))
 
 
+def singulars(word: str) -> list[str]:
+    """What a word is the regular plural of, if it is one."""
+    return [word[: -len(end)] + one for end, one in _PLURALS if word.endswith(end)]
+
+
 def with_broader_terms(text: str, most: int) -> str:
-    """A text in lower case with broader terms behind it.
+    """A text with broader terms behind it.
 
     Args:
       text: Any text. The longest entries are taken: of "oncoming police car" those of "police car".
@@ -54,22 +70,18 @@ def with_broader_terms(text: str, most: int) -> str:
         same ("auto", "automobile") come before them.
 
     Returns:
-      The words, then the terms, each term once and none that the text says itself. Terms of several
-      words are joined by ``_``.
+      The text as it is, then the terms in lower case, each once and no word that the text says
+      itself. Terms of several words are joined by ``_``. The broadest are last, and are lost first
+      where a text is cut.
     """
-    parts = unicodedata.normalize("NFKC", text).lower().split(",")
-    words = [word for part in parts for word in _WORDS.findall(part)]
-    terms = dict.fromkeys(term for part in parts for term in _terms(part, most))
-    return " ".join([*words, *(term for term in terms if term not in words)])
-
-
-@functools.lru_cache(maxsize=65_536)
-def _terms(part: str, most: int) -> tuple[str, ...]:
-    found: dict[str, None] = {}
-    for row in _entries(_WORDS.findall(part)) if most else ():
-        synonyms, kinds = _broader(row)
-        found |= dict.fromkeys(synonyms) | dict.fromkeys(kinds[:most])
-    return tuple(found)
+    if not most:
+        return text
+    segments = _BREAKS.split(unicodedata.normalize("NFKC", text).lower())
+    words = [re.findall(r"\w+", segment) for segment in segments]
+    found = [_broader(row, most) for part in words for row in _entries(part)]
+    levels = itertools.chain.from_iterable(itertools.zip_longest(*found))
+    said = {None, *itertools.chain.from_iterable(words)}
+    return " ".join([text, *(term for term in dict.fromkeys(levels) if term not in said)])
 
 
 def _entries(words: list[str]) -> Iterator[int]:
@@ -77,30 +89,29 @@ def _entries(words: list[str]) -> Iterator[int]:
     start = 0
     while start < len(words):
         counts = range(min(_LONGEST, len(words) - start), 0, -1)
-        senses = ((_look_up(" ".join(words[start : start + n])), n) for n in counts)
+        senses = ((_look_up("_".join(words[start : start + n])), n) for n in counts)
         row, count = next(((row, n) for row, n in senses if row is not None), (None, 1))
         start += count
         if row is not None:
             yield row
 
 
-def _look_up(entry: str) -> int | None:
-    known, key = _senses().of_word, key_of(entry)
-    if key in _SMALL or not key:
-        return None
-    forms = [key, *(key[: -len(s)] + one for s, one in _PLURALS if key.endswith(s))]
-    return next((known[form] for form in forms if form in known), None)
+@functools.lru_cache(maxsize=65_536)
+def _look_up(key: str) -> int | None:
+    known = _senses().of_word
+    forms = [] if key in _SMALL else [key, *singulars(key)]
+    return next((known[x] for x in forms if x in known and len(x) > 1 and x not in _SMALL), None)
 
 
-@functools.cache
-def _broader(row: int) -> tuple[list[str], list[str]]:
+@functools.lru_cache(maxsize=65_536)
+def _broader(row: int, most: int) -> list[str]:
     """The first words of a sense, and the first word of all that it is a kind of, the nearest
     first."""
     senses, rows = _senses(), [row]
     for above in rows:
         rows += [kind for kind in senses.kinds[above] if kind not in rows]
     kinds = [senses.first[i][0] for i in rows[1:]]
-    return senses.first[row], [kind for kind in kinds if kind not in _TOO_BROAD]
+    return [*senses.first[row], *[kind for kind in kinds if kind not in _TOO_BROAD][:most]]
 
 
 @functools.cache

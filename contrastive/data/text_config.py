@@ -41,7 +41,8 @@ class TokenizerConfig:
     pad_token: str | None = None  # likewise, but there has to be one
     hidden: float = 0.0  # share of a training caption's tokens that become the unknown token
     # Broader terms that follow the words of a text, at most so many for each ("zebra" -> equine,
-    # mammal, animal ...), by WordNet, in English. Of "words" only.
+    # mammal, animal ...), by WordNet, in English. Of "words" only. They stand behind the whole
+    # text, its prefix or template included.
     broader: int = 0
 
     def __post_init__(self) -> None:
@@ -57,7 +58,7 @@ class TokenizerConfig:
             raise ConfigError(
                 "config.data.tokenizer.broader needs config.data.tokenizer.kind = 'words' and a "
                 "vocabulary learned from the captions (no preset, no path): others have no tokens "
-                "for the terms."
+                "for the terms. Set one or the other, or config.data.tokenizer.broader = 0."
             )
         if self.vocabulary_size < LEAST_VOCABULARY:
             raise ConfigError(

@@ -21,15 +21,15 @@ class ConvTowerConfig:
     widths: tuple[int, ...] = (48, 96, 160, 256)  # channels of each stage; each halves the size
     # What becomes the row. last: the mean over the last stage. stages: the means and the maxima
     # over every stage but the first, side by side: textures and parts beside the whole.
-    pooling: Literal["last", "stages"] = "last"
+    pooled: Literal["last", "stages"] = "last"
     projection: Literal["linear", "bias", "none"] = "linear"  # to the embedding; bias: with one
     epsilon: float = 1e-5  # of every LayerNorm
 
     def __post_init__(self):
         if not self.widths or min(self.widths) < 1:
             raise ConfigError(f"model.image.widths = {self.widths} has to list positive sizes.")
-        if self.pooling == "stages" and len(self.widths) < 2:
-            raise ConfigError("model.image.pooling = 'stages' needs two stages or more.")
+        if self.pooled == "stages" and len(self.widths) < 2:
+            raise ConfigError("model.image.pooled = 'stages' needs two stages or more.")
         if self.epsilon <= 0.0:
             raise ConfigError(f"model.image.epsilon = {self.epsilon} has to be positive.")
 
@@ -46,7 +46,7 @@ class ConvTower(nnx.Module):
         self.config, self.image_size = config, image_size
         sizes = itertools.pairwise((3, *config.widths))
         self.stages = nnx.List([Stage(i, o, epsilon=config.epsilon, rngs=rngs) for i, o in sizes])
-        width = config.widths[-1] if config.pooling == "last" else 2 * sum(config.widths[1:])
+        width = config.widths[-1] if config.pooled == "last" else 2 * sum(config.widths[1:])
         self.norm = layers.LayerNorm(width, epsilon=config.epsilon, rngs=rngs)
         self.projection = layers.projection(config.projection, width, output, rngs=rngs)
 
@@ -55,19 +55,25 @@ class ConvTower(nnx.Module):
     ) -> Float[Array, "batch output"]:
         """Rows in the dtype of ``images``, the dtype of the computation. There is no
         dropout; ``keys`` is not used."""
-        x, pooled = images, []
+        x, maps = images, []
         for stage in self.stages:
             x = stage(x)
-            pooled += [jnp.mean(x, axis=(1, 2)), _largest(x)]
-        x = pooled[-2] if self.config.pooling == "last" else jnp.concatenate(pooled[2:], axis=1)
+            maps.append(x)
+        if self.config.pooled == "last":
+            x = _mean(x)
+        else:
+            x = jnp.concatenate([pool(y) for y in maps[1:] for pool in (_mean, _largest)], axis=1)
         x = self.norm(x)
         return x if self.projection is None else self.projection(x)
 
 
-def _largest(
-    x: Float[Array, "batch height width channels"],
-) -> Float[Array, "batch channels"]:
-    return layers.largest(x.reshape(x.shape[0], -1, x.shape[-1]))
+def _mean(x: Float[Array, "batch height width channels"]) -> Float[Array, "batch channels"]:
+    return jnp.mean(x, axis=(1, 2))
+
+
+def _largest(x: Float[Array, "batch height width channels"]) -> Float[Array, "batch channels"]:
+    batch, height, width, channels = x.shape
+    return layers.largest(x.reshape(batch, height * width, channels))
 
 
 class Stage(nnx.Module):

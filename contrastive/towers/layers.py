@@ -277,7 +277,7 @@ def largest(x: Float[Array, "batch length width"]) -> Float[Array, "batch width"
     computes the entries a second time and rounds otherwise, there is none, and it is 0 / 0 (seen on
     CPU, where the mean was asked for beside the maximum).
     """
-    where = jax.lax.stop_gradient(jnp.argmax(x, axis=1, keepdims=True))
+    where = jnp.argmax(x, axis=1, keepdims=True)
     chosen = jnp.arange(x.shape[1])[None, :, None] == where
     return jnp.sum(jnp.where(chosen, x, jnp.zeros_like(x)), axis=1)
 

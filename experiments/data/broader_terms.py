@@ -13,12 +13,13 @@ Licence: as :mod:`experiments.data.wordnet`; the notice is in the package beside
 """
 
 import gzip
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from contrastive.data.broader import FILE, key_of
+from contrastive.data.broader import FILE, key_of, singulars
 from contrastive.whole import whole_file
 from experiments.data.packages import arguments, debian
 
@@ -74,10 +75,11 @@ def ancestors(sense: str, found: Mapping[str, Sense]) -> list[str]:
 
 
 def chosen(folder: Path, found: Mapping[str, Sense]) -> dict[str, str]:
-    """The sense of each word, by its spelling in lower case."""
+    """The sense of each word and of its forms, by the spelling in which they are looked up."""
     counted = counts(folder)
     things = {key for key in found if any(_THING in found[a].words for a in ancestors(key, found))}
     ranks: dict[str, list[tuple]] = defaultdict(list)
+    of_part: dict[str, dict[str, list[tuple]]] = {part: defaultdict(list) for part in _KEPT}
     for part in _KEPT:
         for row in rows(folder / f"index.{part}"):
             word, *cells = row.split()
@@ -85,32 +87,47 @@ def chosen(folder: Path, found: Mapping[str, Sense]) -> dict[str, str]:
             thing = sum(counted[word, "noun"].values()) >= described
             for i, offset in enumerate(cells[-int(cells[1]) :], start=1):
                 key = f"{part}.{offset}"
-                often = counted[word, part].get(i, 0)
-                name = word not in found[key].words
-                rank = (name, thing and key not in things, -often, part, i, key)
-                for form in forms(word) if part == "verb" else (word,):
-                    ranks[form].append(rank)
-    return {word: min(senses)[-1] for word, senses in ranks.items()}
+                name, often = word not in found[key].words, counted[word, part].get(i, 0)
+                rank = (name, thing and key not in things, False, -often, part, i, key)
+                of_part[part][word].append(rank)
+                ranks[key_of(word)].append(rank)
+    for part, form, word in inflected(folder, of_part):
+        # A plural that is a word of its own ("glasses") stays one where both are things.
+        plural = part == "noun"
+        ranks[key_of(form)] += [(*rank[:2], plural, *rank[3:]) for rank in of_part[part][word]]
+    return {word: min(senses)[-1] for word, senses in ranks.items() if senses}
+
+
+def inflected(
+    folder: Path, words: Mapping[str, Mapping[str, object]]
+) -> Iterator[tuple[str, str, str]]:
+    """Part, form and word: irregular forms, forms of verbs, and plurals that are words, too."""
+    for part in _KEPT:
+        for row in rows(folder / f"{part}.exc"):
+            form, word = row.split()[:2]
+            if word in words[part]:
+                yield part, form, word
+    for verb in words["verb"]:
+        yield from (("verb", form, verb) for form in forms(verb))
+    for word in words["noun"]:
+        for form in singulars(word):
+            if form in words["noun"]:
+                yield "noun", word, form
 
 
 def forms(verb: str) -> tuple[str, ...]:
-    """The regular forms of a verb that no plural is spelled like."""
-    stem = verb.removesuffix("e")
-    return (verb,) if "_" in verb else (verb, f"{stem}ing", f"{stem}ed")
-
-
-def irregular(folder: Path, known: Mapping[str, str]) -> dict[str, str]:
-    """The senses of forms that no rule makes (``teeth``, ``swam``)."""
-    pairs = [row.split()[:2] for part in _KEPT for row in rows(folder / f"{part}.exc")]
-    forms = {form: known[word] for form, word in reversed(pairs) if word in known}
-    return {form: sense for form, sense in forms.items() if form not in known}
+    """The regular forms of a verb; those that double a consonant are listed with the irregular."""
+    if "_" in verb or re.fullmatch("..|[^aeiou]*[aeiou][^aeiouwxy]", verb):
+        return ()
+    stem = verb if re.search("(ee|oe|ye)$", verb) else verb.removesuffix("e")
+    return f"{stem}ing", f"{verb.removesuffix('e')}ed"
 
 
 def lines(found: Mapping[str, Sense], known: Mapping[str, str]) -> list[str]:
     """The senses that words have and what these are kinds of, each after its kinds."""
     members: dict[str, list[str]] = defaultdict(list)
     for word, key in known.items():
-        members[key].append(key_of(word))
+        members[key].append(word)
     place: dict[str, int] = {}
     done: list[str] = []
 
@@ -122,7 +139,7 @@ def lines(found: Mapping[str, Sense], known: Mapping[str, str]) -> list[str]:
             add(kind)
         place[key] = len(done)
         kinds = ",".join(str(place[kind]) for kind in found[key].kinds if place[kind] >= 0)
-        own = " ".join(dict.fromkeys(members[key]))
+        own = " ".join(members[key])
         first = " ".join(dict.fromkeys(map(key_of, found[key].words[:_FIRST])))
         done.append(f"{first}\t{kinds}\t{own}\n")
 
@@ -137,7 +154,6 @@ def main() -> None:
     folder = debian("wordnet-base", options.packages) / "usr/share/wordnet"
     found = senses(folder)
     known = chosen(folder, found)
-    known |= irregular(folder, known)
     written = lines(found, known)
     path = options.output / FILE
     with whole_file(path) as unfinished:

@@ -51,7 +51,7 @@ def towers(fill):
 
 IMAGE_TOWERS = {
     "conv": CONV,
-    "conv_stages": dataclasses.replace(CONV, widths=(4, 8, 8), pooling="stages"),
+    "conv_stages": dataclasses.replace(CONV, widths=(4, 8, 8), pooled="stages"),
     "vit": VIT,
     "vit_cls": dataclasses.replace(VIT, pooling="cls", pre_norm=True, activation="quick_gelu"),
     "vit_map": dataclasses.replace(VIT, pooling="map", activation="gelu_tanh", projection="bias"),
@@ -59,7 +59,7 @@ IMAGE_TOWERS = {
 
 
 def test_pooled_stages_are_means_and_maxima_side_by_side(towers):
-    config = dataclasses.replace(CONV, widths=(4, 8, 6), pooling="stages", projection="none")
+    config = dataclasses.replace(CONV, widths=(4, 8, 6), pooled="stages", projection="none")
     tower = towers(dataclasses.replace(CONFIG, image=config, embedding_dim=28)).image
     maps, x = [], jnp.asarray(np.random.default_rng(0).normal(size=(3, 8, 8, 3)), jnp.float32)
     row = tower(x)
@@ -73,7 +73,7 @@ def test_pooled_stages_are_means_and_maxima_side_by_side(towers):
     scale, bias = (np.asarray(x[...], np.float64) for x in (tower.norm.scale, tower.norm.bias))
     np.testing.assert_allclose(row, plain * scale + bias, atol=1e-5)
     with pytest.raises(ConfigError, match="needs two stages"):
-        ConvTowerConfig(widths=(4,), pooling="stages")
+        ConvTowerConfig(widths=(4,), pooled="stages")
 
 
 @pytest.mark.parametrize("name", IMAGE_TOWERS)

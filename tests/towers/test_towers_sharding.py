@@ -26,7 +26,7 @@ from contrastive.towers import (
 TRANSFORMER = {"width": 16, "depth": 2, "heads": 2, "mlp_ratio": 2.0, "dropout": 0.25}
 VIT = VisionTransformerConfig(**TRANSFORMER, patch_size=4, pooling="cls", pre_norm=True)
 CONFIG = TwoTowerConfig(image=VIT, text=TextTransformerConfig(**TRANSFORMER), embedding_dim=12)
-CONV = dataclasses.replace(CONFIG, image=ConvTowerConfig(widths=(4, 8), pooling="stages"))
+CONV = dataclasses.replace(CONFIG, image=ConvTowerConfig(widths=(4, 8), pooled="stages"))
 RESNET = dataclasses.replace(
     CONFIG,
     image=ResNetConfig(
