@@ -24,9 +24,9 @@ _LOSSES = ("clip", "siglip", "info_nce")
 _FORMS = ("small", "minilm", "naflex")
 
 # Parts count, wherever they are.
-_STAGES = {"pooled": "stages"}
+_STAGES = {"kind": "conv", "pooled": "stages"}
 _IMAGES = {
-    "small": {"widths": (24, 48, 96)},
+    "small": {"kind": "conv", "widths": (24, 48, 96)},
     # Patches of 4 pixels, as many as a square of 32 pixels has, in each picture's own grid.
     "naflex": {
         "kind": "naflex",

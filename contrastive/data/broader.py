@@ -15,8 +15,11 @@ import importlib.resources
 import itertools
 import re
 import unicodedata
+import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
+
+from contrastive.errors import DataError
 
 FILE = "wordnet_broader.txt.gz"
 _LONGEST = 4  # words of an entry: "jack in the box"
@@ -118,7 +121,13 @@ def _broader(row: int, most: int) -> list[str]:
 def _senses() -> _Senses:
     packed = importlib.resources.files("contrastive.data").joinpath("vocabularies", FILE)
     first, kinds, of_word = [], [], {}
-    for row, line in enumerate(gzip.decompress(packed.read_bytes()).decode().splitlines()):
+    try:
+        lines = gzip.decompress(packed.read_bytes()).decode().splitlines()
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise DataError(f"{packed} cannot be read ({error}): install the package anew.") from error
+    if not lines:
+        raise DataError(f"{packed} is empty: install the package anew.")
+    for row, line in enumerate(lines):
         label, above, words = line.split("\t")
         first.append(label.split())
         kinds.append([int(i) for i in above.split(",") if i])

@@ -145,7 +145,7 @@ class Tokenizer:
         """Raises :class:`ConfigError` where nothing of a text would be read behind what stands
         before it."""
         prefixes = [config.query_prefix.strip(), config.passage_prefix.strip()]
-        query, passage = map(len, self._pieces(prefixes))
+        query, passage = map(len, self._pieces(prefixes, terms=False))
         short = 0 if config.query_length is None else self.length - config.query_length
         rows = [
             ("query_length" if short else "text_length", "query_prefix", query, self._room - short),
@@ -188,10 +188,12 @@ class Tokenizer:
             row[: len(ids)] = ids
         return Encoded(rows, truncated)
 
-    def _pieces(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of texts, without markers."""
+    def _pieces(self, texts: Sequence[str], *, terms: bool = True) -> list[list[int]]:
+        """The ids of texts, without markers; broader terms are left out where they are not asked
+        for."""
+        form = self._form if terms or not self.broader else _unchanged
         try:
-            formed = [self._form(text) for text in texts]
+            formed = [form(text) for text in texts]
             found = self._backend.encode_batch_fast(formed, add_special_tokens=False)
         except TypeError as error:
             raise _not_text(texts, error) from error

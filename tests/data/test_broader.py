@@ -1,11 +1,16 @@
 """Broader terms behind the words of a text."""
 
+import dataclasses
+import gzip
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contrastive.data import broader
 from contrastive.data.broader import with_broader_terms
+from contrastive.data.config import DataConfig
 from contrastive.data.text_config import TokenizerConfig
 from contrastive.data.tokenizer import read_tokenizer, train_tokenizer
 from contrastive.errors import ConfigError, DataError
@@ -112,6 +117,24 @@ def test_a_word_that_training_never_saw_has_known_tokens(tmp_path):
     )
     with pytest.raises(DataError, match="surrogate pair"):
         broad.encode(["horse \udc80"])
+
+
+def test_a_prefix_takes_its_own_room_and_not_that_of_its_terms():
+    tokenizer = train_tokenizer(["photo of a horse"], length=6, config=CONFIG)
+    prefixed = DataConfig(text_length=6, pairs="texts", source="x.csv", query_prefix="a photo: ")
+    tokenizer.check_room(prefixed)  # three ids, one is left
+    with pytest.raises(ConfigError, match="leave no room for text"):
+        tokenizer.check_room(dataclasses.replace(prefixed, query_prefix="a photo of: "))
+
+
+@pytest.mark.parametrize("content", [b"", b"version https://", gzip.compress(b"a\t\ta\n")[:-9]])
+def test_a_damaged_list_is_named(content, tmp_path, monkeypatch):
+    folder = tmp_path / "vocabularies"
+    folder.mkdir()
+    (folder / broader.FILE).write_bytes(content)
+    monkeypatch.setattr(broader.importlib.resources, "files", lambda package: tmp_path)
+    with pytest.raises(DataError, match=r"wordnet_broader.* install the package anew"):
+        broader._senses.__wrapped__()
 
 
 def test_terms_need_a_vocabulary_of_words(tmp_path):
