@@ -36,7 +36,7 @@ def pairs(tmp_path):
         rows.append({"image": f"{i}.png", "caption": f"thing number {i}", "tags": ["red", "old"]})
     rows[5]["caption"] = None
     rows[7]["caption"] = "Thing  number 6"
-    rows[9]["caption"] = "word " * 40
+    rows[9]["caption"] = "word " * 60
     rows[2]["content_id"] = 12
     (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder / "a.jsonl"
@@ -79,8 +79,10 @@ def test_inspect_prints_what_the_data_is(call, pairs, tmp_path):
     assert set(about["microseconds"]) == {"read", "decode", "resize", "tokenize"}
     assert all(value > 0 for value in about["microseconds"].values())
     first = about["tokens"][0]
-    assert first["text"] == first["caption"] == "thing number 0"
-    assert len(first["ids"]) == 20
+    assert first["caption"] == "thing number 0"
+    assert first["text"].startswith("thing number 0 ")  # broader terms follow
+    assert "publication" in first["text"]  # a number of a journal, this one sense is known
+    assert len(first["ids"]) == 48
     sheet = page.read_text()
     assert sheet.count("<figure") == 18
     assert "18 of 20 samples as they reach the model" in sheet
@@ -114,8 +116,8 @@ def test_stats(call, pairs, tmp_path):
     assert about["width"]["least"] == 24
     assert about["width"]["most"] == 43
     assert about["height"]["median"] == 24
-    assert about["caption_characters"]["most"] == 199
-    assert about["caption_tokens"]["most"] == 20
+    assert about["caption_characters"]["most"] == 299
+    assert about["caption_tokens"]["most"] == 48
     with Image.open(about["plot"]) as plot:
         assert plot.width > 500
     status, printed, _ = call("stats", pairs, ALL, "--most=4")
