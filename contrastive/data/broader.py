@@ -16,8 +16,8 @@ import itertools
 import re
 import unicodedata
 import zlib
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, TypeVar
 
 from contrastive.errors import DataError
 
@@ -29,21 +29,21 @@ _PLURALS = (
     *(("men", "man"), ("s", "")),
 )
 # Not names of things, though WordNet has nouns and verbs that are spelled so ("in": indium).
-_SMALL = frozenset(
-    word
-    for line in (
-        "an and are as at be by do for he in is it me no of on or so the to us am been being but",
-        "can did does doing down from had has have having her hers him his how if into its may",
-        "might more most must my not off one our ours out over own she should some such than that",
-        "their them then there these they this those too under up very was we were what when where",
-        "which who whom whose why will with would you your",
-    )
-    for word in line.split()
-)
+_SMALL_WORDS = """
+    an and are as at be by do for he in is it me no of on or so the to us am been being but can did
+    does doing down from had has have having her hers him his how if into its may might more most
+    must my not off one our ours out over own she should some such than that their them then there
+    these they this those too under up very was we were what when where which who whom whose why
+    will with would you your
+"""
+_SMALL = frozenset(_SMALL_WORDS.split())
 # Above these stands nearly everything, so that they tell nothing.
-_TOO_BROAD = frozenset(
-    ("entity", "physical_entity", "abstraction", "object", "whole", "matter", "attribute")
-) | {"measure", "relation", "psychological_feature", "causal_agent"}
+_BROADEST = """
+    entity physical_entity abstraction object whole matter attribute measure relation
+    psychological_feature causal_agent
+"""
+_TOO_BROAD = frozenset(_BROADEST.split())
+_T = TypeVar("_T")
 
 
 class _Senses(NamedTuple):
@@ -62,6 +62,14 @@ def key_of(word: str) -> str:
 def singulars(word: str) -> list[str]:
     """What a word is the regular plural of, if it is one."""
     return [word[: -len(end)] + one for end, one in _PLURALS if word.endswith(end)]
+
+
+def upward(first: Iterable[_T], kinds: Callable[[_T], Iterable[_T]]) -> list[_T]:
+    """``first``, what they are kinds of, what these are kinds of and so on, each once."""
+    found = list(first)
+    for one in found:
+        found += [kind for kind in kinds(one) if kind not in found]
+    return found
 
 
 def with_broader_terms(text: str, most: int) -> str:
@@ -110,10 +118,9 @@ def _look_up(key: str) -> int | None:
 def _broader(row: int, most: int) -> list[str]:
     """The first words of a sense, and the first word of all that it is a kind of, the nearest
     first."""
-    senses, rows = _senses(), [row]
-    for above in rows:
-        rows += [kind for kind in senses.kinds[above] if kind not in rows]
-    kinds = [senses.first[i][0] for i in rows[1:]]
+    senses = _senses()
+    _, *above = upward([row], senses.kinds.__getitem__)
+    kinds = [senses.first[i][0] for i in above]
     return [*senses.first[row], *[kind for kind in kinds if kind not in _TOO_BROAD][:most]]
 
 

@@ -19,9 +19,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from contrastive.data.broader import FILE, key_of, singulars
+from contrastive.data.broader import FILE, key_of, singulars, upward
 from contrastive.whole import whole_file
 from experiments.data.packages import arguments, debian
+from experiments.data.wordnet_relations import lines_of
 
 _KEPT = ("noun", "verb")
 _PARTS = {"1": "noun", "2": "verb", "3": "adj", "4": "adv", "5": "adj"}  # of sense keys
@@ -37,17 +38,11 @@ class Sense(NamedTuple):
     kinds: list[str]
 
 
-def rows(path: Path) -> Iterator[str]:
-    """The lines of one of WordNet's files, without the licence at its head."""
-    with open(path, encoding="utf-8") as file:
-        yield from (line for line in file if not line.startswith("  "))
-
-
 def senses(folder: Path) -> dict[str, Sense]:
     """The senses of nouns and verbs by part and offset, in the order of the files."""
     found = {}
     for part in _KEPT:
-        for row in rows(folder / f"data.{part}"):
+        for row in lines_of(folder / f"data.{part}"):
             cells = row.split(" | ", 1)[0].split(" ")
             at = 4 + 2 * int(cells[3], 16)
             links = [cells[at + 1 + 4 * i : at + 3 + 4 * i] for i in range(int(cells[at]))]
@@ -59,29 +54,26 @@ def senses(folder: Path) -> dict[str, Sense]:
 def counts(folder: Path) -> dict[tuple[str, str], dict[int, int]]:
     """How often each sense (from 1) of a word occurs in the counted texts, by word and part."""
     found: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)
-    for row in rows(folder / "cntlist.rev"):
+    for row in lines_of(folder / "cntlist.rev"):
         key, sense, count = row.split()
         word, _, rest = key.partition("%")
         found[word, _PARTS[rest[0]]][int(sense)] = int(count)
     return found
 
 
-def ancestors(sense: str, found: Mapping[str, Sense]) -> list[str]:
+def above(sense: str, found: Mapping[str, Sense]) -> list[str]:
     """What a sense is a kind of, the nearest first."""
-    seen = list(found[sense].kinds)
-    for key in seen:
-        seen += [kind for kind in found[key].kinds if kind not in seen]
-    return seen
+    return upward(found[sense].kinds, lambda key: found[key].kinds)
 
 
 def chosen(folder: Path, found: Mapping[str, Sense]) -> dict[str, str]:
     """The sense of each word and of its forms, by the spelling in which they are looked up."""
     counted = counts(folder)
-    things = {key for key in found if any(_THING in found[a].words for a in ancestors(key, found))}
+    things = {key for key in found if any(_THING in found[a].words for a in above(key, found))}
     ranks: dict[str, list[tuple]] = defaultdict(list)
     of_part: dict[str, dict[str, list[tuple]]] = {part: defaultdict(list) for part in _KEPT}
     for part in _KEPT:
-        for row in rows(folder / f"index.{part}"):
+        for row in lines_of(folder / f"index.{part}"):
             word, *cells = row.split()
             described = sum(counted[word, "adj"].values())
             thing = sum(counted[word, "noun"].values()) >= described
@@ -95,7 +87,7 @@ def chosen(folder: Path, found: Mapping[str, Sense]) -> dict[str, str]:
         # A plural that is a word of its own ("glasses") stays one where both are things.
         plural = part == "noun"
         ranks[key_of(form)] += [(*rank[:2], plural, *rank[3:]) for rank in of_part[part][word]]
-    return {word: min(senses)[-1] for word, senses in ranks.items() if senses}
+    return {word: min(senses)[-1] for word, senses in ranks.items()}
 
 
 def inflected(
@@ -103,7 +95,7 @@ def inflected(
 ) -> Iterator[tuple[str, str, str]]:
     """Part, form and word: irregular forms, forms of verbs, and plurals that are words, too."""
     for part in _KEPT:
-        for row in rows(folder / f"{part}.exc"):
+        for row in lines_of(folder / f"{part}.exc"):
             form, word = row.split()[:2]
             if word in words[part]:
                 yield part, form, word

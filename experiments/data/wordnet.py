@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.data.packages import arguments, debian, held_out, write_rows
-from experiments.data.wordnet_relations import Relations, labelled, links, triplets
+from experiments.data.wordnet_relations import Relations, labelled, lines_of, links, triplets
 
 HELD_OUT = 2000
 MOST_NEGATIVES = 8
@@ -39,16 +39,13 @@ class Sense(NamedTuple):
 def senses(folder: Path) -> Iterator[Sense]:
     """The senses of all parts of speech, in the order of the files."""
     for part in ("noun", "verb", "adj", "adv"):
-        with open(folder / f"data.{part}", encoding="utf-8") as file:
-            for line in file:
-                if line.startswith("  "):  # the licence
-                    continue
-                head, gloss = line.split(" | ", 1)
-                cells = head.split(" ")
-                words = [cells[4 + 2 * i] for i in range(int(cells[3], 16))]
-                words = [word.partition("(")[0].replace("_", " ") for word in words]
-                definition, *examples = [x.strip().rstrip('";') for x in gloss.split('; "')]
-                yield Sense(f"{part}.{cells[0]}", words, definition, examples)
+        for line in lines_of(folder / f"data.{part}"):
+            head, gloss = line.split(" | ", 1)
+            cells = head.split(" ")
+            words = [cells[4 + 2 * i] for i in range(int(cells[3], 16))]
+            words = [word.partition("(")[0].replace("_", " ") for word in words]
+            definition, *examples = [x.strip().rstrip('";') for x in gloss.split('; "')]
+            yield Sense(f"{part}.{cells[0]}", words, definition, examples)
 
 
 def notice(folder: Path) -> str:

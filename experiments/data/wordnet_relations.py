@@ -47,22 +47,25 @@ class Pair(NamedTuple):
     other: int
 
 
+def lines_of(path: Path) -> Iterator[str]:
+    """The lines of one of WordNet's files, without the licence at its head."""
+    with open(path, encoding="utf-8") as file:
+        yield from (line for line in file if not line.startswith("  "))
+
+
 def links(folder: Path) -> Iterator[Link]:
     """The pointers of the kinds that are used, in the order of the files."""
     for part in ("noun", "verb", "adj", "adv"):
-        with open(folder / f"data.{part}", encoding="utf-8") as file:
-            for line in file:
-                if line.startswith("  "):  # the licence
-                    continue
-                cells = line.split(" | ", 1)[0].split(" ")
-                at = 4 + 2 * int(cells[3], 16)
-                for i in range(int(cells[at])):
-                    symbol, offset, kind, both = cells[at + 1 + 4 * i : at + 5 + 4 * i]
-                    if symbol in (_KIND_OF, _NEAR, _OPPOSITE):
-                        words = (int(both[:2], 16) or None, int(both[2:], 16) or None)
-                        first, second = (None if word is None else word - 1 for word in words)
-                        target = f"{_PARTS[kind]}.{offset}"
-                        yield Link(symbol, f"{part}.{cells[0]}", first, target, second)
+        for line in lines_of(folder / f"data.{part}"):
+            cells = line.split(" | ", 1)[0].split(" ")
+            at = 4 + 2 * int(cells[3], 16)
+            for i in range(int(cells[at])):
+                symbol, offset, kind, both = cells[at + 1 + 4 * i : at + 5 + 4 * i]
+                if symbol in (_KIND_OF, _NEAR, _OPPOSITE):
+                    words = (int(both[:2], 16) or None, int(both[2:], 16) or None)
+                    first, second = (None if word is None else word - 1 for word in words)
+                    target = f"{_PARTS[kind]}.{offset}"
+                    yield Link(symbol, f"{part}.{cells[0]}", first, target, second)
 
 
 class Relations:
